@@ -6,7 +6,7 @@
 namespace cppool::protocol {
 namespace {
 
-constexpr std::array<std::pair<FailureKind, std::string_view>, 10> kKinds = {{
+constexpr std::array<std::pair<FailureKind, std::string_view>, 11> kKinds = {{
     {FailureKind::kInvalidRequest, "invalid_request"},
     {FailureKind::kInapplicable, "inapplicable"},
     {FailureKind::kUnsupported, "unsupported"},
@@ -16,6 +16,7 @@ constexpr std::array<std::pair<FailureKind, std::string_view>, 10> kKinds = {{
     {FailureKind::kNccl, "nccl"},
     {FailureKind::kTimeout, "timeout"},
     {FailureKind::kCancelled, "cancelled"},
+    {FailureKind::kPolluted, "polluted"},
     {FailureKind::kInternal, "internal"},
 }};
 

@@ -1,6 +1,7 @@
 #include "protocol/request.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include "base/utf8.h"
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
+#include "protocol/json_text.h"
 #include "protocol/run_record.h"
 #include "protocol/schema.h"
 #include "protocol/text.h"
@@ -158,6 +160,11 @@ void Read(const Json& json, const Place& place, Digests, std::map<std::string, s
   }
 }
 
+void Read(const Json& json, const Place&, PythonCase, std::string& out) {
+  CheckPythonCase(json);
+  out = json.dump();
+}
+
 template <typename... Members, typename Record>
 void Read(const Json& json, const Place& place, const std::tuple<Members...>& table,
           std::optional<Record>& out);
@@ -211,8 +218,39 @@ void CheckDigests(const RunRequest& run) {
                            Quoted(file));
 }
 
+void CheckProgress(const Json& json, const RunRequest& run) {
+  if (run.progress && !json.contains("id"))
+    throw InvalidRequest("\"progress\" needs an \"id\", which the lines on the progress have");
+}
+
+template <std::size_t size>
+bool IsIn(const std::array<std::string_view, size>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// A case in Python has none of what cases of libraries have, and the other way round.
+void CheckKind(const Json& json) {
+  const bool python = json.contains("python");
+  const auto check = [&](std::string_view name) {
+    if (IsIn(kOfBoth, name) || IsIn(kOfProcesses, name) == python || !json.contains(name)) return;
+    throw InvalidRequest(python
+                             ? Quoted(name) + " is for cases of libraries, and \"python\" names one in Python"
+                             : Quoted(name) + " is for a case in Python: it needs \"python\"");
+  };
+  for (const char* name : {"params", "kwargs"}) check(name);
+  ForEach(kRunMembers, [&](const auto& member) { check(member.name); });
+}
+
 RunRequest ReadRun(const Json& json, const RunOptions& defaults) {
+  CheckKind(json);
   RunRequest run;
+  if (json.contains("python")) {
+    run.deadline = defaults.deadline;
+    ReadOptions(json, run);
+    run.case_name = NameOfPythonCase(json.at("python"));
+    CheckProgress(json, run);
+    return run;
+  }
   static_cast<RunOptions&>(run) = defaults;
   const auto params = json.find("params"), kwargs = json.find("kwargs"), name = json.find("case");
   if (params != json.end() && kwargs != json.end()) {
@@ -232,8 +270,7 @@ RunRequest ReadRun(const Json& json, const RunOptions& defaults) {
     run.from_kwargs = true;
   }
   ReadOptions(json, run);
-  if (run.progress && !json.contains("id"))
-    throw InvalidRequest("\"progress\" needs an \"id\", which the lines on the progress have");
+  CheckProgress(json, run);
   CheckDigests(run);
   return run;
 }
@@ -287,6 +324,13 @@ Json Written(const Value& value, const Values&) {
 }
 Json Written(const std::chrono::milliseconds& value, const Integers&) { return value.count(); }
 Json Written(const std::optional<std::uint64_t>& value, const Integers&) { return *value; }
+Json Written(const std::string& value, const PythonCase&) {
+  try {
+    return ParseJson(value);
+  } catch (const InvalidRequest& error) {
+    throw InvalidRequest(std::string("RunOptions::python is no JSON: ") + error.what());
+  }
+}
 
 template <typename Record, typename... Members>
 Json Written(const std::optional<Record>& record, const std::tuple<Members...>& table);
@@ -311,6 +355,7 @@ Json Written(const std::optional<Record>& record, const std::tuple<Members...>& 
 void WriteOptions(const RunOptions& options, Json& json) {
   WriteMembers(options, kRunMembers, json);
   if (options.sampling) json["repeat"] = options.sampling->most;
+  if (!options.python.empty()) json.erase("case");
 }
 
 class Serializer {
@@ -339,7 +384,7 @@ class Serializer {
 
  private:
   void AddRun(const RunRequest& run) const {
-    json_[run.from_kwargs ? "kwargs" : "params"] = run.params;
+    if (run.python.empty()) json_[run.from_kwargs ? "kwargs" : "params"] = run.params;
     WriteOptions(run, json_);
   }
 

@@ -59,6 +59,8 @@ Json ToJson(const Rank& rank) {
   json["error"] = rank.error.empty() ? Json() : Json(rank.error);
   json["gpu_ms"] = ToJson(rank.gpu_ms);
   if (!rank.samples.empty()) json["samples"] = ToJson(rank.samples);
+  if (!rank.traceback.empty()) json["traceback"] = rank.traceback;
+  if (!rank.output.empty()) json["output"] = rank.output;
   return json;
 }
 
@@ -171,8 +173,11 @@ Rank ReadRank(const Reader& reader) {
   rank.error = reader.StringOrNull("error");
   rank.gpu_ms = reader.Stages("gpu_ms");
   rank.samples = reader.StageSamples("samples");
+  if (reader.Find("traceback")) rank.traceback = reader.String("traceback");
+  if (reader.Find("output")) rank.output = reader.String("output");
   rank.extra = reader.json();
-  for (const char* known : {"rank", "ok", "error", "gpu_ms", "samples"}) rank.extra.erase(known);
+  for (const char* known : {"rank", "ok", "error", "gpu_ms", "samples", "traceback", "output"})
+    rank.extra.erase(known);
   return rank;
 }
 
@@ -243,6 +248,9 @@ Json ToJson(const RunResult& result, const std::optional<Json>& id) {
   if (!result.warnings.empty()) json["warnings"] = result.warnings;
   for (const auto& [name, amount] : kLeaks)
     if (result.leaks.*amount > 0) json["leaks"][name] = result.leaks.*amount;
+  if (!result.replaced.empty()) json["replaced"] = result.replaced;
+  if (!result.differed.is_null()) json["differed"] = result.differed;
+  if (!result.left.is_null()) json["left"] = result.left;
   return json;
 }
 
@@ -292,6 +300,13 @@ RunResult RunResultFromJson(const Json& json) {
       if (!warning.is_string()) Reader::Refuse("warnings", "a list of strings", *warnings);
       result.warnings.push_back(warning.get<std::string>());
     }
+  }
+  if (reader.Find("replaced")) result.replaced = reader.String("replaced");
+  for (const auto& [name, member] :
+       {std::pair{"differed", &RunResult::differed}, {"left", &RunResult::left}}) {
+    const Json* found = reader.Find(name);
+    if (found && !found->is_object()) Reader::Refuse(name, "an object", *found);
+    if (found) result.*member = *found;
   }
   if (const Json* found = reader.Find("leaks")) {
     const Reader leaks(*found, "leaks");

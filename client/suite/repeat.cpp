@@ -92,10 +92,18 @@ std::string RepeatCommand(const std::string& program, const Cell& cell,
   return command;
 }
 
+// Values of environment variables are in no command.
+static std::string WithoutSecrets(const std::string& request) {
+  protocol::Json json = protocol::Json::parse(request);
+  if (!json.contains("python") || !json.at("python").contains("env")) return request;
+  json.at("python").erase("env");
+  return json.dump();
+}
+
 std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request>& requests) {
   std::string command = "printf '%s\\n'";
   for (const protocol::Request& request : requests)
-    command += " " + client::ShellQuote(protocol::SerializeRequest(request));
+    command += " " + client::ShellQuote(WithoutSecrets(protocol::SerializeRequest(request)));
   command += " | " + Assignments(options);
   if (!options.devices.empty())
     command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(client::DeviceList(options.devices)) + " ";

@@ -55,8 +55,8 @@ Json Members(const protocol::Check& check) {
   return {tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio.value_or(0), ratio.has_value()};
 }
 Json Members(const protocol::Rank& result) {
-  const auto& [rank, ok, error, gpu_ms, samples, extra] = result;
-  return {rank, ok, error, gpu_ms, samples, extra};
+  const auto& [rank, ok, error, gpu_ms, samples, extra, traceback, output] = result;
+  return {rank, ok, error, gpu_ms, samples, extra, traceback, output};
 }
 Json Members(const protocol::Leaks& leaks) {
   const auto& [allocations, device_bytes, host_bytes, threads, fds, processes] = leaks;
@@ -75,7 +75,7 @@ Json Members(const std::vector<Element>& elements) {
 }
 std::string Members(const protocol::RunResult& result) {
   const auto& [status, error, failure, fatal, ranks, checks, tflops, wall_ms, seed, respawn, stopped, kernels,
-               warnings, leaks] = result;
+               warnings, leaks, replaced, differed, left] = result;
   return Json{status,           error,
               Members(failure), fatal,
               Members(ranks),   Members(checks),
@@ -83,7 +83,8 @@ std::string Members(const protocol::RunResult& result) {
               seed.has_value(), seed.value_or(0),
               respawn,          stopped,
               kernels,          warnings,
-              Members(leaks)}
+              Members(leaks),   replaced,
+              differed,         left}
       .dump();
 }
 

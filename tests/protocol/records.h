@@ -17,9 +17,9 @@ inline auto MembersOf(const Fault& fault) {
 }
 inline auto MembersOf(const RunOptions& run) {
   const auto& [case_name, deadline, warmup, repeat, sampling, checks, perturb, dump, inputs, kernels, fault,
-               load, waits, profile, progress, trace, digests] = run;
+               load, waits, profile, progress, trace, digests, python, fresh, own_group, verdict] = run;
   return std::tie(case_name, deadline, warmup, repeat, sampling, checks, perturb, dump, inputs, kernels,
-                  fault, load, waits, profile, progress, trace, digests);
+                  fault, load, waits, profile, progress, trace, digests, python, fresh, own_group, verdict);
 }
 
 inline bool operator==(const Sampling& a, const Sampling& b) { return MembersOf(a) == MembersOf(b); }

@@ -56,6 +56,13 @@ struct RunOptions {
   // file has another one by now. For a daemon with the feature "digests". Others: the content that the file
   // has.
   std::map<std::string, std::string> digests{};
+  // A case in Python, in place of `case_name` and the parameters, as the text of a JSON object: a function
+  // and its `kwargs`, a script and its `argv`, or an item of pytest (protocol/README.md). For a daemon whose
+  // ranks are processes (PoolOptions::python). Empty: none.
+  std::string python{};
+  bool fresh = false;      // on ranks that have run no case
+  bool own_group = false;  // the case makes its process group: none is lent
+  bool verdict = true;     // a case that fails on used ranks is run once more on fresh ones
 };
 
 }  // namespace cppool

@@ -21,6 +21,7 @@ enum class FailureKind {
   kNccl,
   kTimeout,
   kCancelled,
+  kPolluted,  // failed on used ranks, passed on fresh ones
   kInternal
 };
 

@@ -36,6 +36,11 @@ struct CancelRequest {
 };
 struct StatusRequest {};  // where every rank is now
 
+// Throws InvalidRequest for what is no `python` of a run.
+void CheckPythonCase(const Json& python);
+// Of one that is: how texts call the case, "file.py:name".
+std::string NameOfPythonCase(const Json& python);
+
 // Which case is to run on which parameters, and how.
 struct RunRequest : RunOptions {
   Json params = Json::object();  // as given; or the string form when `from_kwargs`

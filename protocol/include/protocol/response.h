@@ -39,6 +39,10 @@ struct RunResult {
                  // them
   std::vector<std::string> warnings;  // for people: what makes the result less than it seems
   Leaks leaks;
+  // Of a case in Python. Why its ranks were replaced by fresh ones; empty: they were not. State that it has
+  // changed, by group, as lists of names: what has been put back, and what could not be; null: none.
+  std::string replaced;
+  Json differed, left;
 };
 
 // {"ok": ..., "id": ..., "status": ...}. Without an id there is no such member; numbers that are not finite

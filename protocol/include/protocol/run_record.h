@@ -4,9 +4,11 @@
 // tests/protocol/run_record_test.cpp compares them with it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -28,8 +30,9 @@ struct Text {             // never empty
   bool is_path = false;   // it has no NUL character
   bool required = false;  // in its object
 };
-struct Libraries {};  // paths
-struct Digests {};    // by path
+struct Libraries {};   // paths
+struct Digests {};     // by path
+struct PythonCase {};  // as JSON text
 // A tuple of Members: an object.
 
 // When a request that is written has the member.
@@ -79,7 +82,17 @@ inline constexpr std::tuple kRunMembers(
     Member{"profile", &RunOptions::profile, Any{}, Sent::kUnlessDefault},
     Member{"progress", &RunOptions::progress, Any{}, Sent::kUnlessDefault},
     Member{"load", &RunOptions::load, Libraries{}, Sent::kUnlessDefault},
-    Member{"digests", &RunOptions::digests, Digests{}, Sent::kUnlessDefault});
+    Member{"digests", &RunOptions::digests, Digests{}, Sent::kUnlessDefault},
+    Member{"python", &RunOptions::python, PythonCase{}, Sent::kUnlessDefault},
+    Member{"fresh", &RunOptions::fresh, Any{}, Sent::kUnlessDefault},
+    Member{"own_group", &RunOptions::own_group, Any{}, Sent::kUnlessDefault},
+    Member{"verdict", &RunOptions::verdict, Any{}, Sent::kUnlessDefault});
+
+// The members that only runs on rank processes have, and those that runs on both kinds of ranks have. All
+// others are for cases of libraries.
+inline constexpr std::array<std::string_view, 4> kOfProcesses = {"python", "fresh", "own_group", "verdict"};
+inline constexpr std::array<std::string_view, 6> kOfBoth = {"deadline_ms", "warmup",   "repeat",
+                                                            "checks",      "sampling", "progress"};
 
 // Calls `visit` with each member of a table, in order.
 template <typename Table, typename Visit>
