@@ -40,14 +40,20 @@ CaseRun::CaseRun(RankRunners runners, std::shared_ptr<const PreparedRun> prepare
       meeting_(MakeMeeting(runners_, *prepared_, control_)),
       reports_(std::make_shared<RankReports>(RanksOf(runners_))) {}
 
-RunResult CaseRun::Execute(std::vector<HostSlice>* host) {
+RunResult CaseRun::Execute(std::vector<HostSlice>* host,
+                           std::optional<RankReports::Clock::time_point> until) {
   bool aborted = false;
+  std::optional<RunResult> late;
   {
     const HostScope scope(host, "run on all ranks");
     for (const auto& runner : runners_)
       runner->Start(meeting_, [reports = reports_](RankReport report) { reports->Take(std::move(report)); });
-    control_->OnCancel([reports = reports_] { reports->Interrupt(); });
-    aborted = WaitForRanks();
+    control_->OnCancel([reports = reports_, runners = runners_] {
+      for (const auto& runner : runners) runner->Cancel();
+      reports->Interrupt();
+    });
+    aborted = WaitForRanks(until.value_or(RankReports::Clock::time_point::max()), late);
+    control_->OnCancel({});
   }
   const HostScope scope(host, "gather the answer");
   const std::vector<RankReport> reports = Collect();
@@ -57,21 +63,30 @@ RunResult CaseRun::Execute(std::vector<HostSlice>* host) {
     for (const auto& runner : runners_) runner->Wait();  // short: all ranks have reported
     if (NeedsProbe(reports, aborted)) unsound = FindUnsound(runners_, limits_.probe);
   }
+  if (late) {
+    late->fatal = !all_done_;
+    return *late;
+  }
   RunResult result = Judge(*prepared_, reports, meeting_->stopped(), unsound);
   for (std::size_t i = prepared_->warnings.size(); i < result.warnings.size(); ++i)
     Log(LogLevel::kWarning, "case '" + prepared_->registered.name + "': " + result.warnings[i]);
   return result;
 }
 
-bool CaseRun::WaitForRanks() {
+bool CaseRun::WaitForRanks(RankReports::Clock::time_point until, std::optional<RunResult>& late) {
   using Clock = RankReports::Clock;
-  if (reports_->WaitForEnd() || reports_->WaitUntil(Clock::now() + limits_.grace)) return false;
+  if (reports_->WaitForEnd(until)) return false;
+  if (!reports_->interrupted())
+    late = TimedOut(prepared_->options.deadline);
+  else if (reports_->WaitUntil(Clock::now() + limits_.grace))
+    return false;
   const std::vector<RankReport> reports = reports_->Get();
   const RankReport* cause = Cause(reports);
   meeting_->Abort();
   for (const auto& runner : runners_)
-    runner->Abort(cause ? "rank " + std::to_string(cause->rank) + " failed first: " + cause->failure.text
-                        : "the request was cancelled");
+    runner->Abort(cause  ? "rank " + std::to_string(cause->rank) + " failed first: " + cause->failure.text
+                  : late ? "the deadline has passed"
+                         : "the request was cancelled");
   reports_->WaitUntil(Clock::now() + limits_.abort);
   return true;
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,9 +37,13 @@ class CaseRun {
   // On the thread that starts jobs; the ranks must be idle. Returns when every rank has returned, or when one
   // has not returned within the limits: then the result is fatal. After an error the world is probed; the
   // result is fatal if it is not sound. Without a failure or a cancel it waits as long as the case takes: the
-  // watchdog enforces the deadline. `host`: receives the parts of this call, for a trace; NULL: none was
-  // asked for.
-  protocol::RunResult Execute(std::vector<HostSlice>* host = nullptr);
+  // watchdog enforces the deadline, unless there is `until`: then it aborts the ranks, and returns where they
+  // were; the result is fatal if one has not returned. `host`: receives the parts of this call, for a trace;
+  // NULL: none was asked for.
+  protocol::RunResult Execute(std::vector<HostSlice>* host = nullptr,
+                              std::optional<RankReports::Clock::time_point> until = std::nullopt);
+
+  std::vector<RankReport> Reports() const { return reports_->Get(); }  // after Execute, by rank
 
   // After Execute, of a run with `trace`: moves what the ranks have recorded to `trace`. False: a rank has
   // not returned.
@@ -56,7 +61,8 @@ class CaseRun {
   protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const;
 
  private:
-  bool WaitForRanks();  // true: they had to be aborted
+  // True: they had to be aborted. `late`: of a run whose time was over: where they were.
+  bool WaitForRanks(RankReports::Clock::time_point until, std::optional<protocol::RunResult>& late);
   // The last reports: of ranks that are not done, where they are.
   std::vector<RankReport> Collect();
 

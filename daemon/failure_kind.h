@@ -36,4 +36,11 @@ inline protocol::FailureKind ToFailureKind(cppool_status status) {
   return FailureKind::kInternal;
 }
 
+// The status that ToFailureKind makes the kind of; CPPOOL_INTERNAL where none does.
+inline cppool_status StatusOf(protocol::FailureKind kind) {
+  for (int status = CPPOOL_INVALID_REQUEST; status <= CPPOOL_CANCELLED; ++status)
+    if (ToFailureKind(static_cast<cppool_status>(status)) == kind) return static_cast<cppool_status>(status);
+  return CPPOOL_INTERNAL;
+}
+
 }  // namespace cppool::daemon

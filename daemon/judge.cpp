@@ -28,6 +28,8 @@ protocol::Rank EntryOf(const RankReport& report) {
   protocol::Rank entry;
   entry.rank = report.rank;
   entry.error = report.failure.text;
+  entry.traceback = report.traceback;
+  entry.output = report.output;
   if (!IsDone(report)) {
     if (!entry.error.empty())
       entry.error += " (and did not return)";
@@ -40,6 +42,7 @@ protocol::Rank EntryOf(const RankReport& report) {
   entry.gpu_ms = report.times;
   entry.samples = report.samples;
   entry.extra = report.extra;
+  if (!report.stacks.empty()) entry.extra["stack"] = StackLines(report.stacks);
   if (const Check* failed = FailedCheck(report.checks); failed && entry.error.empty())
     entry.error = "the check of " + NameOf(*failed) + " does not hold";
   entry.ok = entry.error.empty();
@@ -163,8 +166,11 @@ RunResult Judge(const PreparedRun& run, const std::vector<RankReport>& reports, 
   result.seed = run.seed;
   result.kernels = run.kernels;
   result.warnings = run.warnings;
+  for (const RankReport& report : reports)
+    for (const std::string& warning : report.warnings)
+      result.warnings.push_back("rank " + std::to_string(report.rank) + ": " + warning);
   result.stopped = stopped;
-  if (result.status == Status::kPassed && run.options.checks && result.checks.empty())
+  if (result.status == Status::kPassed && run.options.checks && run.python.is_null() && result.checks.empty())
     result.warnings.push_back("no check was reported, so nothing was compared (\"checks\" is true)");
   result.fatal = !stuck.empty() || !unsound.empty();
   if (result.fatal)

@@ -37,6 +37,7 @@
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
+#include "daemon/process_ranks.h"
 #include "daemon/rank_output.h"
 #include "daemon/start_error.h"
 #include "daemon/thread_ranks.h"
@@ -148,6 +149,36 @@ class Daemon {
 
     if (parent != getppid()) EndOrphaned(parent);  // it died before the watchdog watched it
 
+    Dispatcher::Options options;
+    options.sentinel = options_.sentinel;
+    options.version = Version();
+    options.started = started_;
+    options.init_ms =
+        options_.python ? StartProcesses(std::move(requests)) : StartThreads(std::move(requests));
+    dispatcher_ = std::make_unique<Dispatcher>(*ranks_, under_way_, &*watchdog_, std::move(options));
+    Log(LogLevel::kInfo, std::to_string(options_.world_size) + " ranks on " + start_.backend +
+                             " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
+    CatchExit();
+    try {
+      Serve();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "cppoold: %s\n", error.what());
+      _exit(kCannotGoOn);  // ranks may be at work: no destructors
+    }
+    if (world_ && !world_->Close()) {
+      Log(LogLevel::kWarning, "the ranks did not close in time");
+      _exit(0);
+    }
+    watchdog_->Arm(Clock::now() + kExitLimit);
+    phase_ = Phase::kEnding;
+    ranks_.reset();
+    world_.reset();
+    return 0;
+  }
+
+ private:
+  // Both make `ranks_`, and return the times of the start, by stage.
+  cppool::protocol::Json StartThreads(UniqueFd requests) {
     start_.stage = "backend";
     world_ =
         std::make_unique<World>(ChooseBackend(options_.backend, options_.transport, options_.world_size));
@@ -172,32 +203,39 @@ class Daemon {
           [this](std::string_view text) { answers_.Write(text, Clock::now() + kLastAnswerLimit); }};
     OpenRequests(std::move(requests));  // before the ranks count threads and descriptors
     ranks_ = std::make_unique<ThreadRanks>(world, registry_, under_way_, std::move(ranks));
-    Dispatcher::Options options;
-    options.sentinel = options_.sentinel;
-    options.version = Version();
-    options.started = started_;
-    options.init_ms = InitTimes(world, chosen, loaded);
-    dispatcher_ = std::make_unique<Dispatcher>(*ranks_, under_way_, &*watchdog_, std::move(options));
-    Log(LogLevel::kInfo, std::to_string(world.size()) + " ranks on " + world.backend().name() +
-                             " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
-    CatchExit();
-    try {
-      Serve();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "cppoold: %s\n", error.what());
-      _exit(kCannotGoOn);  // ranks may be at work: no destructors
-    }
-    if (!world.Close()) {
-      Log(LogLevel::kWarning, "the ranks did not close in time");
-      _exit(0);
-    }
-    watchdog_->Arm(Clock::now() + kExitLimit);
-    phase_ = Phase::kEnding;
-    world_.reset();
-    return 0;
+    cppool::protocol::Json times = cppool::protocol::Json::object();
+    for (const auto& [stage, ms] : world.backend().InitTimes()) times[stage] = ms;
+    times["backend"] = Milliseconds(chosen - started_);
+    times["cases"] = Milliseconds(loaded - chosen);
+    times["ranks"] = world.open_ms();
+    return WithTotal(std::move(times));
   }
 
- private:
+  cppool::protocol::Json StartProcesses(UniqueFd requests) {
+    start_.stage = "ranks";
+    ProcessRanks::Options options;
+    options.world_size = options_.world_size;
+    options.server.python = FindPython(*options_.python);
+    options.server.preload = options_.preload;
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    const bool on_host = options_.backend == BackendChoice::kHost;
+    options.server.environment = {"CUDA_VISIBLE_DEVICES=" +
+                                  (on_host ? "" : NarrowDevices(visible, options_.world_size))};
+    if (options_.backend == BackendChoice::kCuda) options.backend = "nccl";
+    OpenRequests(std::move(requests));
+    auto ranks = std::make_unique<ProcessRanks>(under_way_, std::move(options), Clock::now() + kOpenLimit);
+    start_.backend = ranks->Hello().at("backend");
+    cppool::protocol::Json times = ranks->init_ms();
+    ranks_ = std::move(ranks);
+    return WithTotal(std::move(times));
+  }
+
+  cppool::protocol::Json WithTotal(cppool::protocol::Json times) const {
+    if (spawn_ms_ >= 0) times["spawn"] = spawn_ms_;
+    times["total"] = Milliseconds(Clock::now() - started_) + std::max(spawn_ms_, 0.0);
+    return times;
+  }
+
   // SIGTERM makes `terminate_` readable, for the watchdog.
   void CatchTermination() {
     terminate_ = MakeEvent();
@@ -330,17 +368,6 @@ class Daemon {
     if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) _exit(kTerminated);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof(one));
-  }
-
-  cppool::protocol::Json InitTimes(World& world, Clock::time_point chosen, Clock::time_point loaded) const {
-    cppool::protocol::Json times = cppool::protocol::Json::object();
-    for (const auto& [stage, ms] : world.backend().InitTimes()) times[stage] = ms;
-    times["backend"] = Milliseconds(chosen - started_);
-    times["cases"] = Milliseconds(loaded - chosen);
-    times["ranks"] = world.open_ms();
-    if (spawn_ms_ >= 0) times["spawn"] = spawn_ms_;
-    times["total"] = Milliseconds(Clock::now() - started_) + std::max(spawn_ms_, 0.0);
-    return times;
   }
 
   const Options options_;

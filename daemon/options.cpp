@@ -68,6 +68,21 @@ std::string OneLine(const std::string& text) {
   return result;
 }
 
+// What ranks that are processes do not have.
+void CheckPython(const CLI::App& app, const Options& options, const std::string& transport) {
+  if (!options.python) {
+    if (app.count("--preload") > 0)
+      throw CLI::ValidationError("--preload", "is for ranks that are processes: it needs --python");
+    return;
+  }
+  for (const char* option : {"--case", "--kernels", "--allow-faults"})
+    if (app.count(option) > 0)
+      throw CLI::ValidationError(option, "is for ranks that are threads, and --python makes them processes");
+  if (transport == "peer")
+    throw CLI::ValidationError("--transport",
+                               "peer is for ranks that are threads: with --python it is auto or nccl");
+}
+
 }  // namespace
 
 ParsedOptions ParseOptions(int argc, const char* const* argv) {
@@ -109,6 +124,16 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       },
       "Whose attention kernels a request without \"kernels\" runs on: cppool, cudnn, a library "
       "(cppool/attention.h), or FILE.so,NAME");
+  app.add_option_function<std::string>(
+         "--python", [&options](const std::string& path) { options.python = path; },
+         "Ranks are processes of this Python, and run requests with \"python\". Without PATH: "
+         "$CPPOOL_PYTHON, the one of "
+         "$VIRTUAL_ENV, or python3")
+      ->expected(0, 1)
+      ->type_name("[PATH]");
+  app.add_option("--preload", options.preload,
+                 "Modules that Python has imported before it forks the ranks: a,b")
+      ->delimiter(',');
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();
@@ -138,6 +163,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
     app.parse(std::move(words));
     // required() is not used: an unknown option, which may be a misspelt --world-size, is named first.
     if (app.count("--world-size") == 0) throw CLI::RequiredError("--world-size");
+    CheckPython(app, options, transport);
     options.backend = backend == "cuda"   ? BackendChoice::kCuda
                       : backend == "host" ? BackendChoice::kHost
                                           : BackendChoice::kAuto;

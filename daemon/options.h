@@ -16,7 +16,9 @@ struct Options {
   kernels::Transport transport = kernels::Transport::kAuto;
   std::string sentinel;
   std::vector<std::string> case_files;
-  protocol::KernelChoice kernels;  // what requests that name none run on
+  protocol::KernelChoice kernels;     // what requests that name none run on
+  std::optional<std::string> python;  // ranks are its processes; empty text: the one that FindPython takes
+  std::vector<std::string> preload;   // modules
   std::string log_level;
   bool allow_faults = false;
   double idle_exit_s = 0;  // the daemon ends after so many seconds without a request; 0: never

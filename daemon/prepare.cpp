@@ -7,6 +7,7 @@
 
 #include "base/new_file.h"
 #include "daemon/failure_kind.h"
+#include "daemon/library.h"
 #include "daemon/parameter_reader.h"
 #include "kernels/float_environment.h"
 #include "protocol/json_text.h"

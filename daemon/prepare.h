@@ -39,6 +39,7 @@ struct PreparedRun {
   protocol::Json kernels;  // the kernels that the case names; null: it names none
   RunOptions options;      // the request's
   WantedKernels wanted_kernels;
+  protocol::Json python;                // `options.python`; null: a case of a library
   std::optional<kernels::Fault> fault;  // `options.fault`, where this daemon takes it
   std::vector<std::string> warnings;    // about the request, for the answer
 };

@@ -7,6 +7,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string_view>
+#include <tuple>
 
 #include "daemon/failure_kind.h"
 
@@ -80,6 +81,13 @@ protocol::Check CheckFrom(const Json& json) {
   return check;
 }
 
+// Lists of names, by group.
+Json StateFrom(const Json& json) {
+  if (!json.is_object()) throw std::runtime_error(json.dump() + " is no object");
+  for (const Json& names : json) std::ignore = names.get<std::vector<std::string>>();
+  return json;
+}
+
 Json ToJson(const kernels::StreamProgress& stream) {
   return {{"stream", stream.stream}, {"stage", stream.stage},  {"seconds", Number(stream.seconds)},
           {"idle", stream.idle},     {"doing", stream.doing},  {"awaits", stream.awaits},
@@ -119,6 +127,13 @@ RankReport ReadReport(const Json& json, const kernels::Place& place) {
   leaks.at("allocations").get_to(report.leaks.allocations);
   leaks.at("device_bytes").get_to(report.leaks.device_bytes);
   leaks.at("host_bytes").get_to(report.leaks.host_bytes);
+  json.at("traceback").get_to(report.traceback);
+  json.at("output").get_to(report.output);
+  json.at("replace").get_to(report.replace);
+  json.at("warnings").get_to(report.warnings);
+  report.differed = StateFrom(json.at("differed"));
+  report.left = StateFrom(json.at("left"));
+  json.at("iterations").get_to(report.iterations);
   for (const Json& stream : json.at("streams")) report.streams.push_back(StreamFrom(stream));
   json.at("awaits").get_to(report.awaits);
   json.at("stacks").get_to(report.stacks);
@@ -160,6 +175,13 @@ Json ToJson(const RankReport& report) {
            {{"allocations", report.leaks.allocations},
             {"device_bytes", report.leaks.device_bytes},
             {"host_bytes", report.leaks.host_bytes}}},
+          {"traceback", report.traceback},
+          {"output", report.output},
+          {"replace", report.replace},
+          {"warnings", report.warnings},
+          {"differed", report.differed},
+          {"left", report.left},
+          {"iterations", report.iterations},
           {"streams", std::move(streams)},
           {"awaits", report.awaits},
           {"stacks", report.stacks}};

@@ -2,6 +2,7 @@
 // The trace is apart.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,9 +64,16 @@ struct RankReport {
   protocol::Json extra = protocol::Json::object();   // results of the case's own
   kernels::LiveMemory leaks;
 
+  // Of a case in Python. `differed`, `left`: as the answer has them; empty: nothing. With `replace`, which
+  // says why, its ranks are to be replaced before the case is begun.
+  std::string traceback, output, replace;
+  std::vector<std::string> warnings;
+  protocol::Json differed = protocol::Json::object(), left = protocol::Json::object();
+
   // In a snapshot: where it is.
   std::vector<kernels::StreamProgress> streams;
-  std::vector<int> awaits;  // with kReady: the ranks that are not
+  std::vector<int> awaits;      // with kReady: the ranks that are not
+  std::int64_t iterations = 0;  // that a rank of Python has begun
   std::vector<std::vector<std::string>>
       stacks;  // where asked for: of its own thread, then of those of its streams
 };

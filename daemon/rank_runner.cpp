@@ -25,8 +25,8 @@ RankReports::RankReports(int ranks) : reports_(Unknown(0, ranks)) {}
 
 void RankReports::Take(RankReport report) {
   const std::lock_guard lock(mutex_);
-  interrupted_ =
-      interrupted_ || (report.failure.status != CPPOOL_OK && report.failure.status != CPPOOL_MISMATCH);
+  const FailureOrigin origin = report.failure.origin;
+  interrupted_ = interrupted_ || (origin != FailureOrigin::kNone && origin != FailureOrigin::kMismatch);
   RankReport& latest = reports_.at(static_cast<std::size_t>(report.rank));
   latest = std::move(report);
   changed_.notify_all();
@@ -34,10 +34,19 @@ void RankReports::Take(RankReport report) {
 
 bool RankReports::AllDone() const { return std::all_of(reports_.begin(), reports_.end(), IsDone); }
 
-bool RankReports::WaitForEnd() {
+bool RankReports::WaitForEnd(Clock::time_point limit) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return AllDone() || interrupted_; });
+  const auto over = [&] { return AllDone() || interrupted_; };
+  if (limit == Clock::time_point::max())
+    changed_.wait(lock, over);
+  else
+    changed_.wait_until(lock, limit, over);
   return AllDone();
+}
+
+bool RankReports::interrupted() const {
+  const std::lock_guard lock(mutex_);
+  return interrupted_;
 }
 
 void RankReports::Interrupt() {

@@ -29,9 +29,10 @@ class RankReports {
   explicit RankReports(int ranks);
 
   void Take(RankReport report);
-  // True: all ranks are done. Without a limit of its own: the watchdog enforces the deadline. False: one has
-  // failed, with anything but a mismatch, for which no other rank waits; or Interrupt was called.
-  bool WaitForEnd();
+  // True: all ranks are done. False: one has failed, with anything but a check that does not hold, for which
+  // no other rank waits; or Interrupt was called; or `limit` has come.
+  bool WaitForEnd(Clock::time_point limit = Clock::time_point::max());
+  bool interrupted() const;
   void Interrupt();
   bool WaitUntil(Clock::time_point limit);
   std::vector<RankReport> Get() const;  // by rank
@@ -60,7 +61,9 @@ class RankRunner {
   virtual void StartProbe(std::shared_ptr<Meeting> meeting, std::uint64_t round, Sink sink) = 0;
   virtual void Recover(std::chrono::milliseconds limit) = 0;  // as Backend's
   virtual void Abort(const std::string& reason) = 0;          // likewise
-  virtual void Profile(bool begin) = 0;                       // likewise
+  // Any thread: the run has been cancelled. Ranks that do not ask Meeting::MayBegin are asked to stop.
+  virtual void Cancel() {}
+  virtual void Profile(bool begin) = 0;  // likewise
   // After all reports have come: until the ranks are idle.
   virtual void Wait() = 0;
 

@@ -50,14 +50,17 @@ Json ThreadRanks::Hello() const {
   return {{"world_size", world_.size()},
           {"backend", world_.backend().name()},
           {"transport", world_.backend().transport()},
-          {"devices", std::move(devices)}};
+          {"devices", std::move(devices)},
+          {"ranks", "threads"}};
 }
 
 std::vector<std::string_view> ThreadRanks::Features() const {
   std::vector<std::string_view> features;
   protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
     const bool allowed = options_.faults || std::string_view(member.name) != "fault";
-    if (member.sent == protocol::Sent::kUnlessDefault && allowed) features.push_back(member.name);
+    const bool other =
+        std::count(protocol::kOfProcesses.begin(), protocol::kOfProcesses.end(), member.name) > 0;
+    if (member.sent == protocol::Sent::kUnlessDefault && allowed && !other) features.push_back(member.name);
   });
   return features;
 }
@@ -186,6 +189,10 @@ std::shared_ptr<const PreparedRun> ThreadRanks::PrepareRun(const protocol::RunRe
                                                            Clock::time_point until,
                                                            std::vector<HostSlice>* host) {
   const HostScope scope(host, "prepare");
+  if (!request.python.empty())
+    throw Refusal(FailureKind::kInvalidRequest,
+                  "the ranks of this daemon are threads: a case in Python needs a daemon with --python "
+                  "(PoolOptions::python)");
   std::vector<const LoadedLibrary*> libraries;
   const CaseRegistry* cases = nullptr;
   {

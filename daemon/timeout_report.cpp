@@ -66,16 +66,6 @@ std::set<int> Awaited(const RankReport& rank) {
   return awaited;
 }
 
-// All stacks of a rank as the answer's list of lines.
-std::vector<std::string> Lines(const std::vector<std::vector<std::string>>& stacks) {
-  std::vector<std::string> lines;
-  for (const auto& stack : stacks) {
-    if (!lines.empty()) lines.emplace_back("(and on a stream:)");
-    lines.insert(lines.end(), stack.begin(), stack.end());
-  }
-  return lines;
-}
-
 // The innermost frames of the first stream's thread, for which the rank's own thread waits, or else of the
 // rank's own.
 std::string ShortStack(const std::vector<std::vector<std::string>>& stacks) {
@@ -103,14 +93,6 @@ std::string WhereInPhase(const RankReport& rank) {
   return DescribeProgress(rank.streams);
 }
 
-std::string Where(const RankReport& rank) {
-  if (Finished(rank)) return "finished";
-  if (!rank.failure.text.empty()) return "failed: " + rank.failure.text;
-  std::string text = WhereInPhase(rank);
-  if (Awaited(rank).empty() && !rank.stacks.empty()) text += ", in " + ShortStack(rank.stacks);
-  return text;
-}
-
 // The rank that the others wait for; nothing when it is not known, or not only one.
 std::optional<int> Culprit(const std::vector<RankReport>& ranks) {
   std::vector<int> failed, unfinished;
@@ -133,11 +115,28 @@ std::optional<int> Culprit(const std::vector<RankReport>& ranks) {
 std::string WhereAll(const std::vector<RankReport>& ranks) {
   std::string text;
   for (const RankReport& rank : ranks)
-    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank.rank) + ": " + Where(rank);
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank.rank) + ": " + DescribeRank(rank);
   return text;
 }
 
 }  // namespace
+
+std::string DescribeRank(const RankReport& rank) {
+  if (Finished(rank)) return "finished";
+  if (!rank.failure.text.empty()) return "failed: " + rank.failure.text;
+  std::string text = WhereInPhase(rank);
+  if (Awaited(rank).empty() && !rank.stacks.empty()) text += ", in " + ShortStack(rank.stacks);
+  return text;
+}
+
+std::vector<std::string> StackLines(const std::vector<std::vector<std::string>>& stacks) {
+  std::vector<std::string> lines;
+  for (const auto& stack : stacks) {
+    if (!lines.empty()) lines.emplace_back("(and on a stream:)");
+    lines.insert(lines.end(), stack.begin(), stack.end());
+  }
+  return lines;
+}
 
 std::string StageOf(const std::vector<StreamProgress>& streams) {
   const StreamProgress* in_stage = nullptr;
@@ -188,7 +187,7 @@ protocol::Json WhereRanksAre(const std::vector<RankReport>& ranks) {
     const std::string stage = StageOf(rank.streams);
     list.push_back({{"rank", rank.rank},
                     {"finished", Finished(rank)},
-                    {"where", Where(rank)},
+                    {"where", DescribeRank(rank)},
                     {"stage", stage.empty() ? Json() : Json(stage)},
                     {"awaits", Awaited(rank)}});
   }
@@ -218,8 +217,8 @@ RunResult TimeoutReport(const std::vector<RankReport>& ranks, std::chrono::milli
     protocol::Rank entry;
     entry.rank = rank.rank;
     entry.ok = Finished(rank);
-    if (!entry.ok) entry.error = Where(rank);
-    if (!rank.stacks.empty()) entry.extra["stack"] = Lines(rank.stacks);
+    if (!entry.ok) entry.error = DescribeRank(rank);
+    if (!rank.stacks.empty()) entry.extra["stack"] = StackLines(rank.stacks);
     result.ranks.push_back(std::move(entry));
   }
   text += ": " + WhereAll(ranks);

@@ -28,6 +28,12 @@ std::string StageOf(const std::vector<kernels::StreamProgress>& streams);
 // cannot be had. The text is there within 0.35 s.
 std::string PlaceOfThread(pid_t thread) noexcept;
 
+// One line on where a rank is, with its stack where nothing else says what it waits for.
+std::string DescribeRank(const RankReport& rank);
+
+// All stacks of a rank as the answer's list of lines.
+std::vector<std::string> StackLines(const std::vector<std::vector<std::string>>& stacks);
+
 // The members `text`, `awaited` and `ranks` of the answer to `status`.
 protocol::Json WhereRanksAre(const std::vector<RankReport>& ranks);
 

@@ -106,11 +106,12 @@ Json UnderWay::TimedOut(const std::string& opening) const {
 Json UnderWay::ProgressOf(const State& state) {
   const protocol::RunRequest& run = *state.request->run();
   Json progress = {{"case", run.case_name}, {"stage", nullptr}};
-  std::int64_t begun = state.request->control.begun();
+  const RankReport first = state.run ? state.run->FirstRank() : RankReport();
+  const std::int64_t begun = std::max(state.request->control.begun(), first.iterations);
   const std::int64_t iterations = run.warmup + run.repeat;
   progress["iteration"] = std::min(begun, iterations);  // what follows the last one counts as one more
   progress["iterations"] = run.sampling ? Json() : Json(iterations);
-  if (state.run) progress["stage"] = OrNull(StageOf(state.run->FirstRank().streams));
+  if (state.run) progress["stage"] = OrNull(StageOf(first.streams));
   return progress;
 }
 

@@ -24,6 +24,7 @@ from .code import CannotLoad, CannotReload, Code, arguments_of, traceback_of
 from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, Page, cut, finite
 from .world import Cancelled, NotRun, World
 
+FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 # What a communication library says when the other side has gone, or does not come.
 _OTHERS = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|closed by peer|socket timeout|wait timeout|broken pipe", re.I)
@@ -130,8 +131,9 @@ class Rank:
         for standard in (1, 2):
             os.dup2(self.output, standard)
         os.close(self.output)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+        # Anew: those of the server remember whether its descriptors could seek.
+        sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         faulthandler.enable(self.stacks_end)
         faulthandler.register(STACKS_SIGNAL, self.stacks_end, all_threads=True)
         _set({name: value or ("1" if name == "OMP_NUM_THREADS" else None) for name, value in self.user_threads.items()})  # as torchrun does
@@ -201,10 +203,16 @@ class Rank:
             raise BrokenFrame(f"unknown frame {name!r:.80}")
 
     def threads(self):
+        """Without this package's frames where a case runs: they are below those of the case."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        return [{"name": names.get(ident, str(ident)),
-                 "frames": [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(traceback.extract_stack(frame)[-100:])]}
-                for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+        threads = []
+        for ident, frame in sys._current_frames().items():
+            stack = traceback.extract_stack(frame)[-100:]
+            of_case = [entry for entry in stack if not entry.filename.startswith((FOLDER, "<frozen runpy>"))]
+            if ident != threading.get_ident():
+                threads.append({"name": names.get(ident, str(ident)),
+                                "frames": [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(of_case or stack)]})
+        return threads
 
     # The main thread.
 

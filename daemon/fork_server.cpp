@@ -1,0 +1,681 @@
+#include "daemon/fork_server.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <tuple>
+
+#include "base/poll_timeout.h"
+#include "base/spawn.h"
+#include "daemon/log.h"
+#include "daemon/start_error.h"
+
+namespace cppool::daemon {
+namespace {
+
+using base::UniqueFd;
+using protocol::FailureKind;
+using protocol::Json;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMaxFrame = 4 << 20;
+constexpr int kFrameNesting = 70;         // results have up to 60, in a report
+constexpr std::size_t kMostFrames = 256;  // of a rank that nobody takes
+constexpr std::size_t kTail = 4096, kLongestLine = 4096, kMostStacks = 64 << 10;
+constexpr std::size_t kMostAtOnce = 1 << 20;  // a pipe holds no more
+constexpr std::size_t kPageSize = 4096, kLongestStage = 256;
+constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5};
+constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
+constexpr int kStderrWaitMs = 1000;
+
+UniqueFd OrThrow(int fd, const char* what) {
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
+  return UniqueFd(fd);
+}
+
+// A pipe whose read end does not block.
+std::pair<UniqueFd, UniqueFd> MakePipe() {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe2");
+  std::pair<UniqueFd, UniqueFd> ends{UniqueFd(fds[0]), UniqueFd(fds[1])};
+  if (fcntl(fds[0], F_SETFL, O_NONBLOCK) != 0)
+    throw std::system_error(errno, std::generic_category(), "fcntl");
+  return ends;
+}
+
+std::pair<UniqueFd, UniqueFd> MakeSockets() {
+  int fds[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
+    throw std::system_error(errno, std::generic_category(), "socketpair");
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+// On 127.0.0.1, and its port.
+std::pair<UniqueFd, int> Listen() {
+  UniqueFd listener = OrThrow(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const raw = reinterpret_cast<sockaddr*>(&address);
+  if (bind(listener.get(), raw, size) != 0 || listen(listener.get(), 1024) != 0 ||
+      getsockname(listener.get(), raw, &size) != 0)
+    throw std::system_error(errno, std::generic_category(), "a port on 127.0.0.1");
+  return {std::move(listener), ntohs(address.sin_port)};
+}
+
+// Calls take(bytes) until nothing more is there at once. False: at the end.
+template <typename Take>
+bool ReadAll(int fd, Take take) {
+  char buffer[1 << 16];
+  for (std::size_t total = 0; total < kMostAtOnce;) {
+    const ssize_t count = recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+    const ssize_t got = count < 0 && errno == ENOTSOCK ? read(fd, buffer, sizeof(buffer)) : count;
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    if (got == 0) return false;
+    total += static_cast<std::size_t>(got);
+    take(std::string_view(buffer, static_cast<std::size_t>(got)));
+  }
+  return true;
+}
+
+// False: the other side has gone, or has not read by `limit`. The descriptors go with the first byte.
+bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors, Clock::time_point limit) {
+  std::array<char, CMSG_SPACE(sizeof(int) * 8)> control{};
+  bool attach = !descriptors.empty();
+  while (!text.empty()) {
+    iovec part{const_cast<char*>(text.data()), text.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (attach) {
+      message.msg_control = control.data();
+      message.msg_controllen = CMSG_SPACE(sizeof(int) * descriptors.size());
+      cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
+      std::memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
+    }
+    const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      attach = false;
+      text.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (Clock::now() >= limit) return false;
+      pollfd ready = {fd, POLLOUT, 0};
+      poll(&ready, 1, base::PollTimeout(limit));
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The start of this process in the kernel's ticks: field 22 of its stat.
+std::string OwnStartTime() {
+  std::string text;
+  std::getline(std::ifstream("/proc/self/stat"), text);
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  return field;
+}
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
+std::string Text(const Json& json, const char* member) {
+  const auto found = json.find(member);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+}  // namespace
+
+const int ForkServer::kStacksSignal = SIGRTMAX - 3;
+
+std::string FindPython(const std::string& wanted) {
+  namespace fs = std::filesystem;
+  const auto variable = [](const char* name) -> std::string {
+    const char* const value = std::getenv(name);
+    return value ? value : "";
+  };
+  std::string name = wanted, from = "--python";
+  if (name.empty()) {
+    name = variable("CPPOOL_PYTHON");
+    from = "CPPOOL_PYTHON";
+  }
+  if (name.empty() && !variable("VIRTUAL_ENV").empty()) {
+    name = variable("VIRTUAL_ENV") + "/bin/python";
+    from = "VIRTUAL_ENV";
+  }
+  if (name.empty()) {
+    name = "python3";
+    from = "--python";
+  }
+  if (name.find('/') != std::string::npos) {
+    const std::string path = fs::absolute(name).lexically_normal().string();
+    if (access(path.c_str(), X_OK) != 0 || fs::is_directory(path))
+      throw StartError(from + ": " + path + " is no program: give the path of a Python 3.9 or later");
+    return path;
+  }
+  std::istringstream folders(variable("PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string path = fs::absolute(fs::path(folder.empty() ? "." : folder) / name).string();
+    if (access(path.c_str(), X_OK) == 0 && !fs::is_directory(path)) return path;
+  }
+  throw StartError(from + ": no program " + name + " on PATH: give the path of a Python 3.9 or later");
+}
+
+RankProcess::RankProcess(int rank, std::size_t most_output)
+    : rank_(rank), most_output_(most_output), lines_(kMaxFrame) {}
+
+RankProcess::~RankProcess() {
+  if (page_) munmap(const_cast<unsigned char*>(page_), kPageSize);
+}
+
+pid_t RankProcess::pid() const {
+  const std::lock_guard lock(mutex_);
+  return pid_;
+}
+
+bool RankProcess::Send(const Json& frame) {
+  const std::string line = protocol::JsonText(frame) + "\n";
+  const std::lock_guard sending(sending_);
+  return SendAll(socket_.get(), line, {}, Clock::now() + kSendLimit);
+}
+
+std::optional<Json> RankProcess::Next(Clock::time_point limit) {
+  std::unique_lock lock(mutex_);
+  const auto ready = [&] { return !frames_.empty() || end_; };
+  if (limit == Clock::time_point::max())
+    changed_.wait(lock, ready);
+  else
+    changed_.wait_until(lock, limit, ready);
+  if (frames_.empty()) return std::nullopt;
+  Json frame = std::move(frames_.front());
+  frames_.pop_front();
+  return frame;
+}
+
+std::optional<std::string> RankProcess::End() const {
+  const std::lock_guard lock(mutex_);
+  return frames_.empty() ? end_ : std::nullopt;
+}
+
+bool RankProcess::WaitEnd(Clock::time_point limit) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, limit, [&] { return end_.has_value(); });
+}
+
+RankProcess::Place RankProcess::Where() const {
+  // A rank that is killed while it writes leaves the page half written: what is there then has to do.
+  for (int tries = 0;; ++tries) {
+    std::array<unsigned char, 28 + kLongestStage> copy;
+    const auto sequence = [&] {
+      std::uint32_t value;
+      unsigned char bytes[4] = {page_[0], page_[1], page_[2], page_[3]};
+      std::memcpy(&value, bytes, 4);
+      return value;
+    };
+    const std::uint32_t before = sequence();
+    std::atomic_thread_fence(std::memory_order_acquire);
+    for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = page_[i];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if ((before % 2 != 0 || sequence() != before) && tries < 100) continue;
+    std::uint32_t phase, length;
+    std::uint64_t since;
+    Place place;
+    std::memcpy(&phase, &copy[4], 4);
+    std::memcpy(&since, &copy[8], 8);
+    std::memcpy(&place.iterations, &copy[16], 8);
+    std::memcpy(&length, &copy[24], 4);
+    place.phase = phase <= 4 ? static_cast<Phase>(phase) : Phase::kCase;
+    const auto now = static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count());
+    place.seconds = since > 0 && since < now ? static_cast<double>(now - since) * 1e-9 : 0;
+    place.stage.assign(reinterpret_cast<const char*>(&copy[28]),
+                       std::min<std::size_t>(length, kLongestStage));
+    return place;
+  }
+}
+
+std::optional<Json> RankProcess::AskStacks(Clock::time_point limit) {
+  {
+    const std::lock_guard lock(mutex_);
+    answer_.reset();
+  }
+  if (!Send({{"frame", "stacks"}})) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, limit, [&] { return answer_ || end_; });
+  return std::exchange(answer_, std::nullopt);
+}
+
+std::string RankProcess::Stacks() const {
+  const std::lock_guard lock(mutex_);
+  return stacks_text_;
+}
+
+std::string RankProcess::WaitForStacks(Clock::time_point limit) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, limit, [&] { return !stacks_text_.empty() || end_; });
+  for (std::size_t known = 0; known != stacks_text_.size() && Clock::now() < limit;) {
+    known = stacks_text_.size();
+    changed_.wait_for(lock, kQuiet, [&] { return stacks_text_.size() != known; });
+  }
+  return stacks_text_;
+}
+
+std::string RankProcess::Output() const {
+  const std::lock_guard lock(mutex_);
+  return tail_;
+}
+
+void RankProcess::BeginCase() {
+  const std::lock_guard lock(mutex_);
+  tail_.clear();
+  stacks_text_.clear();
+  written_ = 0;
+}
+
+void RankProcess::Read() {
+  ReadOutput();
+  std::vector<std::string> lines;
+  at_end_ = !ReadAll(socket_.get(), [&](std::string_view bytes) {
+    lines_.Append(bytes);
+    while (auto line = lines_.Next()) {
+      if (line->overlong) return Break("sent a frame of more than " + std::to_string(kMaxFrame) + " bytes");
+      lines.push_back(std::move(line->text));
+    }
+  });
+  ReadOutput();  // all that came before a report
+  for (const std::string& line : lines) TakeLine(line);
+}
+
+void RankProcess::TakeLine(std::string_view line) {
+  Json frame;
+  try {
+    frame = protocol::ParseJson(line, kFrameNesting);
+  } catch (const protocol::InvalidRequest& error) {
+    return Break(std::string("sent what is no frame: ") + error.what());
+  }
+  const std::string name = frame.is_object() ? Text(frame, "frame") : "";
+  if (name.empty()) return Break("sent an object without \"frame\"");
+  const std::lock_guard lock(mutex_);
+  if (name == "stacks")
+    answer_ = std::move(frame);
+  else if (frames_.size() < kMostFrames)
+    frames_.push_back(std::move(frame));
+  else
+    broken_ = "sent more than " + std::to_string(kMostFrames) + " frames that were not asked for";
+  changed_.notify_all();
+}
+
+void RankProcess::Break(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) broken_ = why;
+}
+
+void RankProcess::ReadOutput() {
+  if (output_ && !ReadAll(output_.get(), [this](std::string_view bytes) { TakeOutput(bytes); }))
+    output_.Reset();
+  WriteLines(!output_);
+}
+
+void RankProcess::ReadStacks() {
+  const bool more = ReadAll(stacks_.get(), [this](std::string_view bytes) {
+    const std::lock_guard lock(mutex_);
+    stacks_text_ += bytes.substr(0, kMostStacks - std::min(stacks_text_.size(), kMostStacks));
+    changed_.notify_all();
+  });
+  if (!more) stacks_.Reset();
+}
+
+void RankProcess::TakeOutput(std::string_view bytes) {
+  bool full = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::size_t before = written_;
+    written_ += bytes.size();
+    tail_ += bytes;
+    if (tail_.size() > kTail) tail_.erase(0, tail_.size() - kTail);
+    full = before <= most_output_ && written_ > most_output_;
+    if (before > most_output_) return;
+  }
+  line_ += bytes;
+  if (full)
+    line_ += "\n(more than " + std::to_string(most_output_) +
+             " bytes of output: the rest of this case's is dropped)\n";
+  if (line_.size() > kMostAtOnce) WriteLines(false);
+}
+
+// Waits a little where nobody reads stderr; then the lines are lost.
+void RankProcess::WriteLines(bool all) {
+  std::string text;
+  std::size_t from = 0;
+  const auto add = [&](std::size_t end) {
+    text += "[rank " + std::to_string(rank_) + "] ";
+    text.append(line_, from, end - from);
+    text += '\n';
+  };
+  while (from < line_.size()) {
+    const std::size_t newline = line_.find('\n', from);
+    const std::size_t end = std::min(newline, from + kLongestLine);
+    if (end > line_.size()) {  // it has not ended
+      if (!all) break;
+      add(line_.size());
+      from = line_.size();
+      break;
+    }
+    add(end);
+    from = end == newline ? end + 1 : end;
+  }
+  line_.erase(0, from);
+  for (std::string_view rest = text; !rest.empty();) {
+    pollfd ready = {STDERR_FILENO, POLLOUT, 0};
+    if (poll(&ready, 1, kStderrWaitMs) <= 0) return;
+    const ssize_t count = write(STDERR_FILENO, rest.data(), std::min<std::size_t>(rest.size(), PIPE_BUF));
+    if (count <= 0) return;
+    rest.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+void RankProcess::Close(std::string how) {
+  if (!at_end_) Read();
+  ReadOutput();
+  WriteLines(true);
+  if (stacks_) ReadStacks();
+  output_.Reset();
+  stacks_.Reset();
+  const std::lock_guard lock(mutex_);
+  end_ = broken_.empty() ? std::move(how) : broken_ + "; it " + how;
+  changed_.notify_all();
+}
+
+ForkServer::ForkServer(Options options, Clock::time_point deadline)
+    : options_(std::move(options)),
+      wake_(OrThrow(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      lines_(kMaxFrame) {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::filesystem::path folder = program.parent_path().parent_path() / "share/cppool/_ranks";
+  if (!std::filesystem::exists(folder / "__main__.py"))
+    throw StartError("--python: the ranks' code is not in " + folder.string() +
+                     ", where the installation has it");
+  base::SpawnCommand command{options_.python, {folder.string()}, options_.environment};
+  if (!options_.preload.empty())
+    command.arguments.insert(command.arguments.end(), {"--preload", Joined(options_.preload)});
+  command.environment.push_back("CPPOOL_RANKS_OF=" + std::to_string(getpid()) + ":" + OwnStartTime());
+  try {
+    auto [ours, theirs] = MakeSockets();
+    pid_ = base::Spawn(command, theirs.get(), STDERR_FILENO, STDERR_FILENO);
+    socket_ = std::move(ours);
+  } catch (const std::system_error& error) {
+    throw StartError("--python " + options_.python + " cannot be started: " + error.what());
+  }
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "rank frames");
+    Loop();
+  });
+  std::string why;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline, [&] { return ready_ || !gone_.empty(); });
+    if (ready_ && ready_->contains("error"))
+      why = Text(*ready_, "error");
+    else if (!ready_)
+      why = options_.python + (gone_.empty() ? " was not ready in time"
+                                             : " " + gone_ + " before it was ready: is it a Python?");
+    if (why.empty()) {
+      info_.python = Text(*ready_, "python");
+      info_.torch = Text(*ready_, "torch");
+      for (const Json& module : ready_->value("preloaded", Json::array())) info_.preloaded.push_back(module);
+      for (const Json& module : ready_->value("deferred", Json::array()))
+        info_.deferred.emplace_back(Text(module, "module"), Text(module, "why"));
+      for (const Json& module : ready_->value("import_ms", Json::array()))
+        info_.import_ms.emplace_back(module.at(0), module.at(1));
+    } else if (ready_) {
+      if (const std::string trace = Text(*ready_, "traceback"); !trace.empty()) Log(LogLevel::kError, trace);
+    }
+  }
+  if (why.empty()) return;
+  kill(-pid_, SIGKILL);
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  Wake();
+  thread_.join();
+  waitpid(pid_, nullptr, 0);
+  throw StartError(why);
+}
+
+ForkServer::~ForkServer() {
+  Send({{"frame", "bye"}});
+  {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kEndLimit, [&] { return !gone_.empty(); })) kill(-pid_, SIGKILL);
+    stop_ = true;
+  }
+  Wake();
+  thread_.join();
+  if (gone_.empty()) waitpid(pid_, nullptr, 0);
+}
+
+void ForkServer::Wake() {
+  const std::uint64_t one = 1;
+  std::ignore = write(wake_.get(), &one, sizeof(one));
+}
+
+void ForkServer::Send(const Json& frame, const std::vector<int>& descriptors) {
+  const std::string line = protocol::JsonText(frame) + "\n";
+  const std::lock_guard sending(sending_);
+  SendAll(socket_.get(), line, descriptors, Clock::now() + kSendLimit);  // what is lost shows as its end
+}
+
+void ForkServer::Loop() {
+  while (true) {
+    std::vector<std::shared_ptr<RankProcess>> ranks;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_) return;
+      ranks = ranks_;
+    }
+    const bool gone = !gone_.empty();  // written by this thread alone
+    std::vector<pollfd> fds = {{wake_.get(), POLLIN, 0}, {gone ? -1 : socket_.get(), POLLIN, 0}};
+    for (const auto& rank : ranks) {
+      fds.push_back({rank->at_end_ ? -1 : rank->socket_.get(), POLLIN, 0});
+      fds.push_back({rank->output_.get(), POLLIN, 0});
+      fds.push_back({rank->stacks_.get(), POLLIN, 0});
+    }
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;
+    if (fds[0].revents) {
+      std::uint64_t wakes;
+      std::ignore = read(wake_.get(), &wakes, sizeof(wakes));
+    }
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (fds[2 + 3 * i + 1].revents) ranks[i]->ReadOutput();
+      if (fds[2 + 3 * i + 2].revents) ranks[i]->ReadStacks();
+      if (fds[2 + 3 * i].revents) ranks[i]->Read();
+      bool broken = false;
+      {
+        const std::lock_guard lock(ranks[i]->mutex_);
+        broken = !ranks[i]->broken_.empty() && !ranks[i]->end_;
+      }
+      if (broken) Kill(*ranks[i], SIGKILL);
+    }
+    if (!fds[1].revents) continue;
+    const bool more = ReadAll(socket_.get(), [this](std::string_view bytes) {
+      lines_.Append(bytes);
+      while (const auto line = lines_.Next()) {
+        try {
+          TakeFrame(protocol::ParseJson(line->text, kFrameNesting));
+        } catch (const std::exception& error) {
+          Log(LogLevel::kError, std::string("the fork server sent what is no frame: ") + error.what());
+        }
+      }
+    });
+    if (!more) Gone();
+  }
+}
+
+void ForkServer::TakeFrame(const Json& frame) {
+  const std::string name = Text(frame, "frame");
+  const std::lock_guard lock(mutex_);
+  if (name == "ready") {
+    ready_ = frame;
+  } else if (name == "checked") {
+    checked_ = frame;
+  } else if (name == "forked" || name == "ended") {
+    const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+      return name == "ended" ? rank->pid() == frame.at("pid").get<pid_t>()
+                             : rank->pid() == 0 && rank->rank() == frame.at("rank").get<int>();
+    });
+    if (found == ranks_.end()) return;
+    if (name == "forked" && frame.contains("pid")) {
+      const std::lock_guard of_rank((*found)->mutex_);
+      (*found)->pid_ = frame.at("pid").get<pid_t>();
+      return;
+    }
+    std::string how = Text(frame, "error");
+    if (name == "ended") {
+      how = base::DescribeStatus(frame.at("status").get<int>());
+      if (const int left = frame.value("killed", 0); left > 0)
+        how += ", and left " + std::to_string(left) + (left == 1 ? " process" : " processes");
+    }
+    (*found)->Close(std::move(how));
+    ranks_.erase(found);
+  }
+  changed_.notify_all();
+}
+
+void ForkServer::Gone() {
+  int status = 0;
+  const std::string how = waitpid(pid_, &status, 0) == pid_ ? base::DescribeStatus(status) : "ended";
+  const std::lock_guard lock(mutex_);
+  gone_ = how;
+  for (const auto& rank : ranks_) rank->Close("was killed, since the fork server " + how);
+  ranks_.clear();
+  changed_.notify_all();
+}
+
+std::shared_ptr<RankProcess> ForkServer::MakeRank(int number, int size, const std::string& backend,
+                                                  int listener, int port) {
+  auto rank = std::make_shared<RankProcess>(number, options_.most_output);
+  auto [ours, theirs] = MakeSockets();
+  auto [output, write_output] = MakePipe();
+  auto [stacks, write_stacks] = MakePipe();
+  const UniqueFd page = OrThrow(memfd_create("cppool rank", MFD_CLOEXEC), "memfd_create");
+  if (ftruncate(page.get(), kPageSize) != 0)
+    throw std::system_error(errno, std::generic_category(), "ftruncate");
+  void* const mapped = mmap(nullptr, kPageSize, PROT_READ, MAP_SHARED, page.get(), 0);
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  rank->page_ = static_cast<const volatile unsigned char*>(mapped);
+  rank->socket_ = std::move(ours);
+  rank->output_ = std::move(output);
+  rank->stacks_ = std::move(stacks);
+  {
+    const std::lock_guard lock(mutex_);
+    ranks_.push_back(rank);
+  }
+  std::vector<int> descriptors = {theirs.get(), page.get(), write_output.get(), write_stacks.get()};
+  if (number == 0) descriptors.push_back(listener);
+  Send({{"frame", "fork"}, {"rank", number}, {"size", size}, {"port", port}, {"backend", backend}},
+       descriptors);
+  return rank;
+}
+
+ForkServer::World ForkServer::Fork(int size, const std::string& backend, Clock::time_point deadline) {
+  World world;
+  const auto fail = [&](int rank, const std::string& why, FailureKind kind) {
+    KillAll(world.ranks, Clock::now() + kEndLimit);
+    StartError error("rank " + std::to_string(rank) + " could not start: " + why, kind);
+    error.detail = why;
+    error.rank = rank;
+    throw error;
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (!gone_.empty()) throw StartError("the fork server " + gone_, FailureKind::kInternal);
+  }
+  try {
+    const auto [listener, port] = Listen();
+    for (int rank = 0; rank < size; ++rank)
+      world.ranks.push_back(MakeRank(rank, size, backend, listener.get(), port));
+  } catch (const std::system_error& error) {
+    Wake();
+    fail(static_cast<int>(world.ranks.size()), error.what(), FailureKind::kInternal);
+  }
+  Wake();
+  for (const auto& rank : world.ranks) {
+    std::optional<Json> ready = rank->Next(deadline);
+    if (!ready) {
+      const auto end = rank->End();
+      std::string tail = rank->Output();
+      while (tail.ends_with('\n')) tail.pop_back();
+      fail(rank->rank(),
+           (end ? "it " + *end : "it was not ready in time") + (tail.empty() ? "" : ": " + tail),
+           end ? FailureKind::kInternal : FailureKind::kTimeout);
+    }
+    if (ready->contains("error")) fail(rank->rank(), Text(*ready, "error"), FailureKind::kInvalidRequest);
+    world.ready.push_back(std::move(*ready));
+  }
+  return world;
+}
+
+std::vector<std::string> ForkServer::Changed(Clock::time_point deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    checked_.reset();
+  }
+  Send({{"frame", "check"}});
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, deadline, [&] { return checked_ || !gone_.empty(); });
+  std::vector<std::string> changed;
+  if (checked_)
+    for (const Json& file : checked_->value("changed", Json::array())) changed.push_back(file);
+  if (!gone_.empty()) changed.push_back("the fork server " + gone_);
+  return changed;
+}
+
+void ForkServer::Kill(const RankProcess& rank, int signal) {
+  if (const pid_t pid = rank.pid(); pid > 0) Send({{"frame", "kill"}, {"pid", pid}, {"signal", signal}});
+}
+
+bool ForkServer::KillAll(const std::vector<std::shared_ptr<RankProcess>>& ranks, Clock::time_point limit) {
+  for (const auto& rank : ranks) Kill(*rank, SIGKILL);
+  bool all = true;
+  for (const auto& rank : ranks) {
+    // One that has just been forked has no pid here yet.
+    while (!rank->WaitEnd(std::min(limit, Clock::now() + std::chrono::milliseconds(50))) &&
+           Clock::now() < limit)
+      Kill(*rank, SIGKILL);
+    all = all && rank->WaitEnd(Clock::now());
+  }
+  return all;
+}
+
+}  // namespace cppool::daemon

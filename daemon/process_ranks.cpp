@@ -1,0 +1,260 @@
+#include "daemon/process_ranks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "daemon/log.h"
+#include "daemon/start_error.h"
+#include "protocol/run_record.h"
+
+namespace cppool::daemon {
+namespace {
+
+using protocol::FailureKind;
+using protocol::Json;
+using protocol::RunResult;
+using protocol::Status;
+
+constexpr std::chrono::seconds kKillLimit{5};
+constexpr std::chrono::seconds kIdleLimit{60};     // for ranks that are started before they are needed
+constexpr std::chrono::seconds kVerdictLimit{10};  // a case that takes longer is not run again
+
+double Milliseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
+}
+
+// The names of both, by group.
+void Merge(Json& into, const Json& state) {
+  for (const auto& [group, names] : state.items()) {
+    Json& list = into[group];
+    if (list.is_null()) list = Json::array();
+    for (const Json& name : names)
+      if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
+  }
+}
+
+// "environment (A, B); default dtype (float16)"
+std::string Listed(const Json& state) {
+  std::string text;
+  for (const auto& [group, names] : state.items()) {
+    text += (text.empty() ? "" : "; ") + group;
+    std::string list;
+    for (const Json& name : names)
+      list += (list.empty() ? "" : ", ") + (name.is_string() ? name.get<std::string>() : name.dump());
+    if (!list.empty()) text += " (" + list + ")";
+  }
+  return text;
+}
+
+}  // namespace
+
+ProcessRanks::ProcessRanks(UnderWay& under_way, Options options, Clock::time_point deadline)
+    : under_way_(under_way), options_(std::move(options)), threads_(options_.world_size) {
+  const auto start = Clock::now();
+  server_ = std::make_unique<ForkServer>(options_.server, deadline);
+  const auto forks = Clock::now();
+  world_ = server_->Fork(options_.world_size, options_.backend, deadline);
+  server_ms_ = Milliseconds(forks - start);
+  ranks_ms_ = Milliseconds(Clock::now() - forks);
+  ready_ = true;
+}
+
+ProcessRanks::~ProcessRanks() = default;
+
+Json ProcessRanks::init_ms() const {
+  Json times = {{"fork server", server_ms_}, {"ranks", ranks_ms_}};
+  for (const auto& [module, ms] : server_->info().import_ms) times["import " + module] = ms;
+  return times;
+}
+
+Json ProcessRanks::Hello() const {
+  Json devices = Json::array();
+  bool on_gpus = false;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    Json device = world_.ready.at(static_cast<std::size_t>(rank)).value("device", Json());
+    if (device.is_object()) {
+      on_gpus = true;
+    } else {
+      const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                         static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+      device = {{"name", "host"}, {"ordinal", -1}, {"uuid", ""}, {"capability", ""}, {"total_bytes", bytes}};
+    }
+    device["rank"] = rank;
+    devices.push_back(std::move(device));
+  }
+  const ForkServerInfo& info = server_->info();
+  Json deferred = Json::array();
+  for (const auto& [module, why] : info.deferred) deferred.push_back({{"module", module}, {"why", why}});
+  const std::string group = world_.ready.front().value("backend", "none");
+  return {{"world_size", options_.world_size},
+          {"backend", on_gpus ? "cuda" : "host"},
+          {"transport", group.find("nccl") != std::string::npos ? "nccl" : group},
+          {"devices", std::move(devices)},
+          {"ranks", "processes"},
+          {"python",
+           {{"path", options_.server.python},
+            {"version", info.python},
+            {"torch", info.torch.empty() ? Json() : Json(info.torch)},
+            {"preloaded", info.preloaded},
+            {"deferred", std::move(deferred)}}}};
+}
+
+std::vector<std::string_view> ProcessRanks::Features() const {
+  std::vector<std::string_view> features(protocol::kOfProcesses.begin(), protocol::kOfProcesses.end());
+  features.insert(features.end(), {"sampling", "progress"});
+  return features;
+}
+
+Json ProcessRanks::Cases(const protocol::ListRequest& request, Clock::time_point) {
+  if (!request.load.empty())
+    throw Refusal(FailureKind::kInvalidRequest,
+                  "the ranks of this daemon are Python processes (--python), which load no libraries");
+  return Json::array();
+}
+
+void ProcessRanks::Validate(const protocol::RunRequest& request, Clock::time_point) {
+  if (request.python.empty())
+    throw Refusal(FailureKind::kInvalidRequest,
+                  "the ranks of this daemon are Python processes (--python): it runs requests with "
+                  "\"python\"; cases such as '" +
+                      request.case_name + "' need a daemon that was started without --python");
+  const Json python = protocol::ParseJson(request.python);
+  std::string file;
+  if (python.contains("script")) file = python.at("script");
+  if (python.contains("function")) {
+    file = python.at("function");
+    file.resize(file.rfind(':'));
+  }
+  std::error_code error;
+  if (!file.empty() && !std::filesystem::is_regular_file(file, error))
+    throw Refusal(FailureKind::kInvalidRequest, "there is no file " + file);
+}
+
+void ProcessRanks::Replace() { ready_ = false; }
+
+void ProcessRanks::Ensure(Clock::time_point until) {
+  if (ready_ &&
+      std::all_of(world_.ranks.begin(), world_.ranks.end(), [](const auto& rank) { return !rank->End(); }))
+    return;
+  try {
+    if (!server_->KillAll(world_.ranks, Clock::now() + kKillLimit))
+      Log(LogLevel::kError, "a rank has not ended 5 s after SIGKILL: what it holds is lost");
+    if (const auto changed = server_->Changed(until); !changed.empty()) {
+      Log(LogLevel::kInfo, "the fork server starts anew, since " + changed.front() + " has changed");
+      server_.reset();
+      server_ = std::make_unique<ForkServer>(options_.server, until);
+    }
+    world_ = server_->Fork(options_.world_size, options_.backend, until);
+  } catch (const StartError& error) {
+    ready_ = false;
+    throw Refusal(error.kind(), std::string("no fresh ranks: ") + error.what());
+  }
+  ready_ = true;
+  used_ = false;
+}
+
+void ProcessRanks::WhileIdle() {
+  if (ready_ || !server_) return;
+  try {
+    Ensure(Clock::now() + kIdleLimit);
+  } catch (const Refusal& error) {  // the next run tries again, and says it
+    Log(LogLevel::kError, error.what());
+  }
+}
+
+ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& incoming,
+                                         std::shared_ptr<const PreparedRun> prepared, const std::string& tag,
+                                         Clock::time_point until) {
+  Once once;
+  const auto runner =
+      std::make_shared<ProcessRunner>(threads_, *server_, world_.ranks, prepared, next_id_, tag);
+  next_id_ += 2;
+  const auto run = std::make_shared<CaseRun>(
+      RankRunners{runner}, prepared, std::shared_ptr<protocol::RunControl>(incoming, &incoming->control),
+      options_.limits);
+  under_way_.OnRanks(run);
+  RunResult& result = once.result = run->Execute(nullptr, until);
+  under_way_.OnRanks(nullptr);
+  used_ = used_ || runner->begun();
+  for (const RankReport& report : run->Reports()) {
+    if (once.reload.empty()) once.reload = report.replace;
+    Merge(result.differed, report.differed);
+    Merge(result.left, report.left);
+  }
+  const bool passed = result.status == Status::kPassed || result.status == Status::kSkipped;
+  const bool by_check =
+      result.status == Status::kFailed &&
+      std::any_of(result.checks.begin(), result.checks.end(), [](const auto& check) { return !check.ok; });
+  if (runner->lost() || (runner->begun() && !passed && !by_check))
+    once.replace = result.failure && result.failure->kind == FailureKind::kTimeout ? "the deadline has passed"
+                   : result.failure && result.failure->kind == FailureKind::kCancelled
+                       ? "the run was cancelled"
+                       : "the case failed: " + result.error.substr(0, 300);
+  else if (!result.left.is_null())
+    once.replace = "the case left what cannot be put back: " + Listed(result.left);
+  if (!once.replace.empty()) Replace();
+  return once;
+}
+
+RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string& tag,
+                            Clock::time_point until, RunTrace*) {
+  const auto begin = Clock::now();
+  const protocol::RunRequest& request = *incoming->run();
+  Validate(request, until);
+  auto prepared = std::make_shared<PreparedRun>();
+  prepared->registered.name = request.case_name;
+  prepared->options = request;
+  prepared->python = protocol::ParseJson(request.python);
+  if (prepared->python.contains("seed")) prepared->seed = prepared->python.at("seed").get<std::uint64_t>();
+  if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
+
+  std::string replaced;
+  if (request.fresh && used_) {
+    replaced = "fresh ranks were asked for";
+    Replace();
+  }
+  Ensure(until);
+  bool used = used_;
+  Once once = RunOnce(incoming, prepared, tag, until);
+  if (!once.reload.empty()) {
+    replaced = once.reload;
+    Replace();
+    Ensure(until);
+    used = false;
+    once = RunOnce(incoming, prepared, tag, until);
+  }
+  const RunResult& result = once.result;
+  const bool may_be_polluted =
+      request.verdict && used && !incoming->control.cancelled() && result.failure &&
+      (result.status == Status::kFailed || result.status == Status::kError) &&
+      result.failure->kind != FailureKind::kTimeout && result.failure->kind != FailureKind::kCancelled &&
+      result.failure->kind != FailureKind::kInvalidRequest && Clock::now() - begin < kVerdictLimit &&
+      Clock::now() + (Clock::now() - begin) < until && !result.fatal;
+  if (may_be_polluted) {
+    Replace();
+    Ensure(until);
+    Once again = RunOnce(incoming, prepared, tag, until);
+    if (again.result.status == Status::kPassed) {
+      protocol::Failure& failure = *once.result.failure;
+      failure.kind = FailureKind::kPolluted;
+      once.result.status = Status::kFailed;
+      once.result.error += " (polluted: it passes on fresh ranks; these had run other cases)";
+      failure.detail += " (polluted: it passes on fresh ranks)";
+    } else {
+      once = std::move(again);
+    }
+    replaced = "to see whether the case fails on fresh ranks, too";
+  }
+  if (!once.replace.empty()) replaced = once.replace;
+  once.result.replaced = replaced;
+  if (!once.result.left.is_null())
+    once.result.warnings.push_back("the case left what cannot be put back, so that its ranks are replaced: " +
+                                   Listed(once.result.left));
+  return std::move(once.result);
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,95 @@
+// The ranks of a run that are Python processes: each rank's thread in this process stands for one of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/ask_all.h"
+#include "daemon/fork_server.h"
+#include "daemon/prepare.h"
+#include "daemon/rank_runner.h"
+#include "daemon/rank_threads.h"
+
+namespace cppool::daemon {
+
+// Use make_shared: each rank's thread that is at work holds a reference.
+class ProcessRunner : public RankRunner, public std::enable_shared_from_this<ProcessRunner> {
+ public:
+  // `threads` and `server` must outlive every thread that runs the case. `id`: of the frame `load`, and the
+  // next number that of `run`; never used twice in a world. `tag` names the request in log lines.
+  ProcessRunner(RankThreads& threads, ForkServer& server, std::vector<std::shared_ptr<RankProcess>> ranks,
+                std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag);
+
+  const kernels::Place& place() const override { return place_; }
+  void Start(std::shared_ptr<Meeting> meeting, Sink sink) override;
+  // A rank process is replaced and not probed: these find nothing wrong.
+  void StartProbe(std::shared_ptr<Meeting> meeting, std::uint64_t round, Sink sink) override;
+  void Recover(std::chrono::milliseconds) override {}
+  // Kills the ranks that have not returned, after having read where they are.
+  void Abort(const std::string& reason) override;
+  void Cancel() override;
+  void Profile(bool) override {}
+  void Wait() override { threads_.Wait(); }
+  // Where a rank is comes from the page that it shares; what it waits for from its control thread, and, with
+  // `stacks`, where that does not answer, from a signal, which interrupts system calls.
+  std::vector<RankReport> Snapshots(bool stacks) const override;
+  CrashPlace PlaceOf(pid_t) const override { return {}; }
+  void MoveTrace(RunTrace&) override {}
+
+  // After the run: a rank has ended, or was killed.
+  bool lost() const;
+  // A rank has begun the case.
+  bool begun() const;
+
+ private:
+  struct Rank {
+    std::shared_ptr<RankProcess> process;
+    RankReport report;  // under `mutex_`
+    std::string items;  // of pytest: a digest of their names; of the rank's thread until all have loaded
+    bool begun = false, lost = false;
+    std::optional<RankReport> at_abort;  // where it was
+  };
+  struct Answer {
+    bool asked = false;  // its control thread has answered
+    protocol::Json stacks;
+    std::string text;  // faulthandler's
+    RankProcess::Place place;
+  };
+
+  void RunRank(int rank);
+  bool Load(int rank);
+  bool HasSameItems(int rank) const;
+  void RunCase(int rank);
+  // A rank waits for a decision about its iterations.
+  void Decide(int rank, const protocol::Json& mark);
+  void TakeReport(int rank, const protocol::Json& frame);
+  void Fail(int rank, const protocol::Json& failure);  // of a frame
+  void Fail(int rank, RankFailure failure, const std::string& traceback);
+  void FailEnded(int rank, const char* during);
+  void SetPhase(int rank, RankPhase phase);
+  bool failed(int rank) const;
+  void Done(int rank);
+  Answer Ask(std::size_t rank, bool stacks, RankProcess::Clock::time_point limit) const;
+
+  Rank& At(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  const Rank& At(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  RankThreads& threads_;
+  ForkServer& server_;
+  const kernels::Place place_;
+  const std::shared_ptr<const PreparedRun> prepared_;
+  const std::uint64_t id_;
+  const std::string tag_;
+  std::shared_ptr<Meeting> meeting_;
+  Sink sink_;
+  std::vector<Rank> ranks_;
+  mutable Questions<Answer> questions_;
+  mutable std::mutex mutex_;
+  std::string why_aborted_;  // under `mutex_`
+};
+
+}  // namespace cppool::daemon
