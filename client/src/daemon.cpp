@@ -31,8 +31,8 @@ constexpr milliseconds kCancelLimit{1500};
 constexpr milliseconds kServerIsSlow{5000};
 constexpr milliseconds kSideLimit{500};  // for what is answered at once
 
-Process::Command DaemonCommand(const PoolOptions& options) {
-  Process::Command command;
+base::SpawnCommand DaemonCommand(const PoolOptions& options) {
+  base::SpawnCommand command;
   command.path = FindDaemon(options);
   command.arguments = DaemonArguments(options);
   // With it the daemon notices that its parent died before it could watch the parent.
@@ -90,6 +90,8 @@ std::vector<std::string> DaemonArguments(const PoolOptions& options) {
     arguments.insert(arguments.end(), {option, value});
   };
   for (const std::string& file : options.case_files) add("--case", file);
+  if (options.python) add("--python", *options.python);
+  for (const std::string& module : options.preload) add("--preload", module);
   if (!options.log_level.empty()) add("--log-level", options.log_level);
   if (options.idle_exit > milliseconds(0)) {
     const auto ms = options.idle_exit.count();  // by hand: a harness's locale may write a comma
@@ -107,7 +109,7 @@ Daemon::Daemon(const PoolOptions& options) : options_(options), reader_(kMaxResp
     } catch (const std::exception& error) {
       throw PoolError(PoolError::Kind::kStart, error.what(), "");
     }
-  Process::Command command = DaemonCommand(options);
+  base::SpawnCommand command = DaemonCommand(options);
   if (command.path.empty())
     throw PoolError(
         PoolError::Kind::kStart,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -32,6 +33,12 @@ class Members {
         key, "", [](const Json&) { return true; }, to);
   }
   void Take(const char* key, std::string* to) { Read(key, "a string", &Json::is_string, to); }
+  void Take(const char* key, std::optional<std::string>* to) {  // null: none
+    Json value;
+    Read(
+        key, "a string", [](const Json& json) { return json.is_string() || json.is_null(); }, &value);
+    if (value.is_string()) *to = value.get<std::string>();
+  }
   void Take(const char* key, std::vector<std::string>* to) {
     Read(
         key, "a list of strings", [](const Json& value) { return AreStrings(value) && value.is_array(); },

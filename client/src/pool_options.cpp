@@ -23,6 +23,8 @@ void ForEachOption(Options& options, Visit visit) {
   visit("case_files", options.case_files);
   visit("sentinel", options.sentinel);
   visit("log_level", options.log_level);
+  visit("python", options.python);
+  visit("preload", options.preload);
   visit("arguments", options.arguments);
   visit("environment", options.environment);
   visit("attach", options.attach);
@@ -44,6 +46,7 @@ Json Written(const std::vector<std::pair<std::string, std::string>>& entries) {
   return object;
 }
 Json Written(const std::chrono::milliseconds& time) { return time.count(); }
+Json Written(const std::optional<std::string>& text) { return text ? Json(*text) : Json(); }
 
 }  // namespace
 

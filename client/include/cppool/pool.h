@@ -78,8 +78,12 @@ struct PoolOptions {
   std::vector<std::string> devices;
   std::vector<std::string> case_files;  // shared libraries with further cases, loaded at the daemon's start
   std::string sentinel = "[CP_POOL_RESP] ";
-  std::string log_level;                                         // empty: the daemon's own default
-  std::vector<std::string> arguments;                            // further arguments of the daemon
+  std::string log_level;  // empty: the daemon's own default
+  // Ranks that are processes of this Python, and run RunOptions::python: a path or a name on PATH; "": what
+  // the daemon finds, $CPPOOL_PYTHON, the Python of $VIRTUAL_ENV, or python3. None: ranks are threads.
+  std::optional<std::string> python;
+  std::vector<std::string> preload;    // modules that it has imported before it forks the ranks
+  std::vector<std::string> arguments;  // further arguments of the daemon
   std::vector<std::pair<std::string, std::string>> environment;  // added to the caller's
 
   // A server (`cppool serve`) whose daemon answers in place of one of this Pool's own: "default", or the path

@@ -11,13 +11,13 @@ Importing it loads nothing but Python; CUDA is never loaded into this process. F
 """
 from ._bench import bench
 from ._dump import Dump, load_dump
-from ._pool import CompileError, Pool, PoolError, Pools
+from ._pool import CaseFailed, CompileError, Pool, PoolError, Pools, call
 from ._result import Check, Failure, LostAttempt, Rank, Result
 from ._library import prefix, version
 from ._suite import Cell, suite
 
-__all__ = ["Cell", "Check", "CompileError", "Dump", "Failure", "LostAttempt", "Pool", "PoolError", "Pools", "Rank", "Result", "bench",
-           "load_dump", "prefix", "suite"]
+__all__ = ["CaseFailed", "Cell", "Check", "CompileError", "Dump", "Failure", "LostAttempt", "Pool", "PoolError", "Pools", "Rank", "Result",
+           "bench", "call", "load_dump", "prefix", "suite"]
 __version__: str
 
 

@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import os
+import sys
+import unittest
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-from ._library import Handle, NoAnswer, call, entries, text_of
+from ._library import Handle, NoAnswer, entries, text_of
+from ._library import call as call_library
 from ._result import LostAttempt, Result
 from ._suite import Cell
 
@@ -35,6 +38,31 @@ class CompileError(ValueError):
     """A source does not compile, or there is no compiler. Its text has the compiler's messages."""
 
 
+class CaseFailed(AssertionError):
+    """A case that `call` has run did not pass. Its text is the Result's `describe()`."""
+
+    def __init__(self, result: Result):
+        super().__init__(result.describe())
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CaseFailed, (self.result,)
+
+
+def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: Sequence[str] = (), env: Optional[Mapping[str, Optional[str]]] = None,
+                seed: int = 0) -> dict[str, Any]:
+    """The member `python` of a request, with the caller's folder and sys.path. target: "file.py:function", or "script.py"."""
+    file, colon, name = target.rpartition(":")
+    if not colon or os.sep in name:
+        file, name = target, ""
+    if kwargs is not None and not name or argv and name:
+        raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv'}")
+    file = os.path.abspath(file)
+    case: dict[str, Any] = {"function": f"{file}:{name}", "kwargs": dict(kwargs or {})} if name else {"script": file, "argv": entries(argv, "argv")}
+    case.update(path=[os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)], cwd=os.getcwd())
+    return {**case, **({"env": dict(env)} if env else {}), **({"seed": seed} if seed else {})}
+
+
 def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tuple[Any, Any]]:
     """Both as members of a request, each with its default."""
     return {"kernels": (kernels if kernels is None else os.fspath(kernels), None), "load": ([os.fspath(file) for file in entries(load, "load")], [])}
@@ -58,7 +86,7 @@ class Pool:
                  devices: Sequence[Union[int, str]] = (), case_files: Sequence[_Path] = (), log_level: Optional[str] = None,
                  arguments: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None, start_limit: float = 60.0,
                  grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 0,
-                 attach: Optional[_Path] = None, queue_limit: float = 600.0,
+                 python: Union[_Path, bool, None] = None, preload: Sequence[str] = (), attach: Optional[_Path] = None, queue_limit: float = 600.0,
                  on_stderr: Optional[Callable[[str], None]] = None, log: Optional[Callable[[str], None]] = None):
         """Starts nothing. Throws ValueError for options out of range, TypeError for lists that are none.
 
@@ -67,6 +95,8 @@ class Pool:
         backend: "auto", "cuda" or "host"; transport: "auto", "nccl" or "peer" (with which ranks may share a GPU).
         devices: indices or UUIDs: the daemon's CUDA_VISIBLE_DEVICES. Empty: the caller's value.
         case_files: shared libraries with further cases (cppool/case.h).
+        python: ranks are processes of this Python, for `call`: a path; True: the one that runs this. None: ranks are threads.
+        preload: modules that it has imported before it forks the ranks: "torch".
         arguments, environment: further ones of the daemon.
         idle_exit: the daemon ends after so long without a request; 0: never.
         attach: use the daemon of a server, `cppool serve`: "default", or the path of its socket; queue_limit: how long to wait there for
@@ -82,6 +112,10 @@ class Pool:
             "start_limit_ms": _milliseconds(start_limit, "start_limit"), "grace_ms": _milliseconds(grace, "grace"),
             "kill_grace_ms": _milliseconds(kill_grace, "kill_grace"), "idle_exit_ms": _milliseconds(idle_exit, "idle_exit"),
             "queue_limit_ms": _milliseconds(queue_limit, "queue_limit")}
+        if preload and not python:
+            raise ValueError("preload is for ranks that are processes: give python=True, or its path, too")
+        if python:
+            options.update(python=sys.executable if python is True else os.fspath(python), preload=entries(preload, "preload"))
         if attach is not None:
             options["attach"] = os.fspath(attach)
         if daemon is not None:
@@ -114,6 +148,20 @@ class Pool:
         return self._result(self._request("run", params, case, kwargs, deadline, dump, inputs, trace, {
             **_libraries(kernels, load), "warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "perturb": (perturb, None), "fault": (fault, None),
             **{key: (value, None) for key, value in more.items()}}))
+
+    def call(self, target: str, kwargs: Optional[Mapping[str, Any]] = None, *, argv: Sequence[str] = (), deadline: float = 90.0,
+             warmup: int = 0, repeat: int = 1, checks: bool = True, fresh: bool = False, own_group: bool = False, verdict: bool = True,
+             env: Optional[Mapping[str, Optional[str]]] = None, seed: int = 0) -> Result:
+        """Runs a function "file.py:name" or a script "file.py" on all ranks of a pool with `python`, and returns the Result.
+
+        kwargs: of the function, as JSON can express them; it also gets `world`, where it has that parameter. argv: of the script.
+        fresh: on ranks that have run no case. own_group: no process group is lent. verdict: a case that fails on used ranks is run once
+        more on fresh ones; when it passes there, its `failure.kind` is "polluted".
+        env: variables for this call; None removes one. seed: of Python's, NumPy's and torch's generators.
+        """
+        members = {"warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "fresh": (fresh, False), "own_group": (own_group, False),
+                   "verdict": (verdict, True), "python": (python_case(target, kwargs, argv, env, seed), None)}
+        return self._result(self._request("run", None, None, None, deadline, None, None, None, members))
 
     def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
                  kwargs: Optional[Mapping[str, str]] = None, kernels: Optional[_Path] = None, load: Sequence[_Path] = (),
@@ -236,7 +284,7 @@ class Pool:
 
     def _command(self, request: bytes) -> str:
         try:
-            return str(call("cppool_client_command", self._options, request)["command"])
+            return str(call_library("cppool_client_command", self._options, request)["command"])
         except ValueError:  # not a run
             return ""
 
@@ -263,6 +311,10 @@ class Pools:
             world_size = params.world_size if isinstance(params, Cell) else 2
         return self.at(world_size).run(params, **options)
 
+    def call(self, target: str, kwargs: Optional[Mapping[str, Any]] = None, *, world_size: int = 2, **options: Any) -> Result:
+        """As `at(world_size).call`."""
+        return self.at(world_size).call(target, kwargs, **options)
+
     def stop(self) -> None:
         """Ends all daemons; the next call of a Pool starts its own again."""
         for pool in list(self._pools.values()):
@@ -273,3 +325,23 @@ class Pools:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+_called: dict[tuple[Any, ...], Pools] = {}  # the pools of `call`, which stay until this process ends
+
+
+def call(target: str, kwargs: Optional[Mapping[str, Any]] = None, *, world_size: int = 2, python: Union[_Path, bool] = True,
+         preload: Sequence[str] = (), **options: Any) -> Result:
+    """Runs a function "file.py:name" or a script on `world_size` warm Python ranks and returns its Result, which has passed.
+
+    The ranks stay for the next call. Throws CaseFailed, an AssertionError, for a case that did not pass, unittest.SkipTest for one that was
+    skipped, and what Pool.call throws; `options` are its.
+    """
+    key = (str(python), tuple(preload))
+    pools = _called.get(key) or _called.setdefault(key, Pools(python=python, preload=preload, attach=os.environ.get("CPPOOL_ATTACH") or None))
+    result = pools.call(target, kwargs, world_size=world_size, **options)
+    if result.status == "skipped":
+        raise unittest.SkipTest(result.error)
+    if not result.ok:
+        raise CaseFailed(result)
+    return result

@@ -25,7 +25,9 @@ class Rank(NamedTuple):
     ok: bool
     error: str  #: empty when it is ok
     gpu_ms: Mapping[str, float]  #: by stage
-    extra: Mapping[str, Any]  #: what the case reported beside these
+    extra: Mapping[str, Any]  #: what the case reported beside these; of a function in Python "value" is what it returned
+    traceback: str = ""  #: of a case in Python that failed on this rank
+    output: str = ""  #: the end of what this rank has written, of a case in Python that did not pass
 
 
 class Failure(NamedTuple):
@@ -66,8 +68,8 @@ def _check(json: Mapping[str, Any]) -> Check:
 
 
 def _rank(json: Mapping[str, Any]) -> Rank:
-    extra = {key: value for key, value in json.items() if key not in ("rank", "ok", "error", "gpu_ms")}
-    return Rank(json["rank"], json["ok"], json.get("error") or "", json.get("gpu_ms") or {}, extra)
+    extra = {key: value for key, value in json.items() if key not in ("rank", "ok", "error", "gpu_ms", "traceback", "output")}
+    return Rank(json["rank"], json["ok"], json.get("error") or "", json.get("gpu_ms") or {}, extra, json.get("traceback", ""), json.get("output", ""))
 
 
 def _short(value: Optional[float]) -> str:
@@ -131,6 +133,21 @@ class Result:
         return dict(self.json.get("leaks", {}))
 
     @property
+    def replaced(self) -> str:
+        """Why fresh ranks have taken the place of those that ran this case in Python; empty: they have not."""
+        return str(self.json.get("replaced", ""))
+
+    @property
+    def differed(self) -> dict[str, list[str]]:
+        """State that a case in Python has changed and that has been put back: names by group."""
+        return dict(self.json.get("differed", {}))
+
+    @property
+    def left(self) -> dict[str, list[str]]:
+        """Likewise what could not be put back."""
+        return dict(self.json.get("left", {}))
+
+    @property
     def tflops(self) -> dict[str, float]:
         """TFLOP/s per GPU, by stage."""
         return dict(self.json.get("tflops", {}))
@@ -179,7 +196,12 @@ class Result:
             lines.append(f"  {len(checks) - len(bad)} of {len(checks)} checks hold")
         if self.ok and self.stages:
             table(*self._stage_rows())
-        lines += [f"  rank {rank.rank}: {rank.error}" for rank in self.ranks if rank.error and rank.error not in self.error]
+        culprit = self.failure.rank if self.failure else None
+        for rank in self.ranks:
+            lines += [f"  {line}" for line in rank.traceback.splitlines()] if rank.rank == culprit else []
+            lines += [f"  rank {rank.rank}: {rank.error}"] if rank.error and rank.error not in self.error else []
+            lines += [f"  rank {rank.rank} wrote: {line}" for line in rank.output.splitlines()[-20:]] if rank.rank == culprit else []
+        lines += [f"  ranks replaced: {self.replaced}"] if self.replaced and self.ok else []
         if self.command:
             lines.append(f"repeat: {self.command}")
         return "\n".join(lines)

@@ -1,0 +1,287 @@
+"""Cases in Python through the daemon: `Pool.call`, `cppool.call`, the protocol over a pipe. The Python half is tested in ranks_test.py."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import cppool
+import pytest
+
+from support import BUILD, eventually, is_running
+
+CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with cppool.Pools(python=True, backend="host", start_limit=60.0) as pools:
+        yield pools
+
+
+@pytest.fixture
+def pool(pools):
+    return pools.at(2)
+
+
+def function(name):
+    return f"{CASES}:{name}"
+
+
+def children_of(pid):
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+            found += [int(child) for child in file.read().split()]
+    return found
+
+
+def test_hello(pool):
+    hello = pool.hello()
+    assert hello["ranks"] == "processes" and hello["world_size"] == 2 and hello["backend"] == "host"
+    assert hello["python"]["path"] == sys.executable and hello["python"]["version"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"python", "fresh", "own_group", "verdict", "sampling", "progress"} <= set(hello["features"]) and "kernels" not in hello["features"]
+    assert pool.cases() == [] and pool.stats()["memory"] == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_passes(pools, size):
+    result = pools.call(function("passes"), {"text": "hi"}, world_size=size)
+    assert result.ok and [rank.extra["value"] for rank in result.ranks] == list(range(size)), result.describe()
+    assert not result.replaced and not result.warnings
+
+
+def test_times_checks_results(pool):
+    result = pool.call(function("measure"), warmup=1, repeat=3)
+    assert result.ok and result.checks[0].max_abs_err == 0.5 and result.ranks[1].extra["index"] == 2, result.describe()
+    assert result.ranks[0].gpu_ms["forward"] >= 1 and result.ranks[0].gpu_ms["forward/attend"] >= 1
+    assert len(result.json["ranks"][0]["samples"]["forward"]) == 3
+
+
+def test_sampling(pool):
+    request = {"op": "run", "sampling": {"precision": 1, "max_ms": 1000}, "python": {"function": function("measure")}}
+    result = pool._result(json.dumps(request).encode())
+    assert result.ok and result.json["stopped"] == "precision", result.describe()
+
+
+def test_a_check_that_does_not_hold(pool):
+    result = pool.call(function("wrong"), verdict=False)
+    assert (result.status, result.failure.kind) == ("failed", "mismatch") and [check.ok for check in result.checks[:3]] == [False, False, True]
+    assert not result.replaced  # no rank waits for another
+    assert pool.call(function("wrong")).replaced.startswith("to see whether")
+
+
+FAULTS = [("exception", "error", "internal", "ValueError: planted"), ("assertion", "failed", "mismatch", "assert out == 3"),
+          ("memory", "error", "out_of_memory", "MemoryError"), ("exit", "error", "internal", "sys.exit(3)"),
+          ("_exit", "error", "internal", "exited with code 5"), ("abort", "error", "internal", "killed by signal 6"),
+          ("segmentation fault", "error", "internal", "killed by signal 11")]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind, status, failure, text", FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_the_cause_comes_first(pools, tmp_path, size, kind, status, failure, text):
+    """The last rank fails while the others wait for it: the answer names it, and the next case passes."""
+    result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": kind}, world_size=size, verdict=False)
+    assert (result.status, result.failure.kind, result.failure.rank) == (status, failure, size - 1), result.describe()
+    assert text in result.error and result.failure.stage == "fault" and result.replaced
+    for rank in result.ranks[:-1]:
+        assert "second" in rank.error and "ranks_cases.py" in rank.extra["stack"][0]
+    assert bool(result.ranks[-1].traceback) == (kind != "_exit"), "a traceback, or faulthandler's text"
+    assert pools.call(function("passes"), world_size=size).ok
+
+
+@pytest.mark.parametrize("kind, text", [("sleep", "ranks_cases.py"), ("GIL", "it does not answer"), ("stop", "it is stopped")])
+def test_a_hang(pools, tmp_path, kind, text):
+    result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": kind}, world_size=2, deadline=3)
+    assert (result.status, result.failure.kind) == ("error", "timeout") and not result.fatal, result.describe()
+    assert text in result.ranks[1].error and "fault" in result.ranks[1].error and "second" in result.ranks[0].error
+    assert result.replaced == "the deadline has passed" and pools.call(function("passes")).ok
+
+
+@pytest.mark.parametrize("kind", ["thread", "child", "orphan", "setsid orphan"])
+def test_what_is_left_behind_replaces_the_ranks(pool, tmp_path, kind):
+    result = pool.call(f"{CASES}:fault", {"folder": str(tmp_path), "kind": kind})
+    assert result.ok and result.left and "left what cannot be put back" in result.replaced, result.describe()
+    pid = tmp_path / "pid"
+    if pid.exists():
+        assert eventually(lambda: not is_running(int(pid.read_text())))
+
+
+def test_state_is_put_back_and_told(pool):
+    result = pool.call(function("change_state"))
+    assert result.ok and "SECRET_OF_TEST" in result.differed["environment"], result.describe()
+    assert "hidden value" not in json.dumps(result.json)
+    first, second = (pool.call(function("draw"), seed=7).json["ranks"] for _ in range(2))
+    assert [rank["drawn"] for rank in first] == [rank["drawn"] for rank in second]
+
+
+def test_environment(pool):
+    assert pool.call(function("environment"), {"name": "OF_CASE"}, env={"OF_CASE": "1"}).ranks[0].extra["value"] == "1"
+    assert "value" not in pool.call(function("environment"), {"name": "OF_CASE"}).ranks[0].extra
+
+
+def polluting(tmp_path):
+    file = tmp_path / "polluted.py"
+    file.write_text("import sys\nsys.modules.setdefault('of_case', []).append(1)\n"  # what no snapshot knows
+                    "def leaves(): sys.modules['of_case'].append(2)\n"
+                    "def fails_after(): assert 2 not in sys.modules['of_case'], 'polluted'\n"
+                    "def fails(): assert 0\n")
+    return str(file)
+
+
+def test_verdict(pool, tmp_path):
+    file = polluting(tmp_path)
+    assert pool.call(f"{file}:leaves", fresh=True).ok
+    result = pool.call(f"{file}:fails_after")
+    assert (result.status, result.failure.kind) == ("failed", "polluted") and "passes on fresh ranks" in result.error, result.describe()
+    assert pool.call(f"{file}:leaves").ok
+    assert pool.call(f"{file}:fails_after", verdict=False).failure.kind == "mismatch"
+    pool.call(f"{file}:leaves")
+    assert pool.call(f"{file}:fails").failure.kind == "mismatch"  # its own, on fresh ranks, too
+    pool.call(f"{file}:leaves")
+    result = pool.call(f"{file}:fails_after", fresh=True)
+    assert result.ok and result.replaced == "fresh ranks were asked for"
+
+
+def test_changed_code_is_loaded_anew(pool, tmp_path):
+    file = tmp_path / "edited.py"
+    for value in (1, 2):
+        file.write_text(f"def value(): return {value}\n")
+        assert pool.call(f"{file}:value").ranks[0].extra["value"] == value
+
+
+def test_script(pool, tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text("import os, sys\nprint(sys.argv[1:], os.environ['RANK'])\nassert __name__ == '__main__'\nsys.exit(len(sys.argv) - 2)\n")
+    assert pool.call(str(file), argv=["a"]).ok
+    assert "sys.exit(1)" in pool.call(str(file), argv=["a", "b"]).error
+
+
+@pytest.mark.parametrize("target, text", [("{}:none", "has no function none"), ("{}:not_callable", "not_callable"), ("{}:coroutine", "coroutine"),
+                                          ("/nonexistent.py:x", "there is no file /nonexistent.py"), ("/nonexistent.py", "there is no file")])
+def test_what_cannot_be_run(pool, target, text):
+    result = pool.call(target.format(CASES))
+    assert (result.status, result.failure.kind) == ("error", "invalid_request") and text in result.error, result.describe()
+    assert pool.call(function("passes")).ok
+
+
+def test_arguments_that_are_no_json(pool):
+    with pytest.raises((TypeError, ValueError)):
+        pool.call(function("passes"), {"text": object()})
+    with pytest.raises(ValueError, match="which takes kwargs"):
+        pool.call(function("passes"), argv=["a"])
+
+
+@pytest.mark.parametrize("what", ["file", "deep", "long"])
+def test_a_result_that_cannot_be_sent(pool, what):
+    result = pool.call(function("unsendable"), {"what": what})
+    assert result.status == "error" and "result" in result.error, result.describe()
+
+
+def test_cancel(pool, tmp_path):
+    folder = str(tmp_path)
+    timer = threading.Thread(target=lambda: eventually(lambda: os.path.exists(f"{folder}/first 0") and pool.cancel()))
+    timer.start()
+    result = pool.call(function("fault"), {"folder": folder, "kind": "sleep"})
+    timer.join()
+    assert result.failure.kind == "cancelled" and not result.fatal, result.describe()
+    assert pool.call(function("passes")).ok
+
+
+def test_status(pool, tmp_path):
+    seen = []
+    def ask():
+        eventually(lambda: os.path.exists(f"{tmp_path}/second 0") and eventually(lambda: "second" in pool.status()["text"]))
+        seen.append(pool.status())
+        pool.cancel()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    pool.call(function("fault"), {"folder": str(tmp_path), "kind": "sleep"})
+    thread.join()
+    assert [rank["stage"] for rank in seen[0]["ranks"]] == ["second", "fault"] and "ranks_cases.py" in seen[0]["text"], seen
+
+
+def test_the_other_kind_is_refused(pool):
+    result = pool.run({"max_seqlen_q": 64})
+    assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
+    with cppool.Pool(2, backend="host") as threads:
+        result = threads.call(function("passes"))
+        assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
+
+
+@pytest.mark.parametrize("member, text", [({"fresh": True}, "needs \"python\""), ({"python": {}}, "none of"), ({"python": {"function": "x"}}, "absolute"),
+                                          ({"python": {"script": "/x"}, "kernels": "cppool"}, "for cases of libraries"),
+                                          ({"python": {"script": "/x", "kwargs": {}}}, "is for"), ({"python": {"script": "/x", "env": {"A=": "secret"}}}, "no variable"),
+                                          ({"python": {"script": "/x", "env": {"A": 3}}}, "a string without NUL"), ({"python": {"scrip": "/x"}}, "script")])
+def test_bad_requests(pool, member, text):
+    with pytest.raises(ValueError) as caught:
+        pool._ask(json.dumps({"op": "run", **member}).encode())
+    assert text in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_call(tmp_path):
+    assert cppool.call(function("passes"), world_size=2).ok
+    with pytest.raises(cppool.CaseFailed, match="(?s)ValueError: planted.*ranks_cases.py"):
+        cppool.call(function("fault"), {"folder": str(tmp_path), "kind": "exception"})
+    with pytest.raises(unittest.SkipTest, match="Sunday"):
+        cppool.call(function("skips"))
+
+
+def test_preload_is_imported_once(tmp_path):
+    (tmp_path / "slow_module.py").write_text("import os\nimported_by = os.getpid()\n")
+    (tmp_path / "case.py").write_text("import os, slow_module\ndef who(): return slow_module.imported_by, os.getpid()\n")
+    with cppool.Pool(2, python=True, preload=["slow_module"], backend="host", environment={"PYTHONPATH": str(tmp_path)}) as pool:
+        assert pool.hello()["python"]["preloaded"] == ["slow_module"]
+        values = [rank.extra["value"] for rank in pool.call(f"{tmp_path}/case.py:who").ranks]
+        assert values[0][0] == values[1][0] and values[0][0] not in (values[0][1], values[1][1])
+
+
+@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), ({"python": "/bin/true"}, "is it a Python"),
+                                           ({"python": True, "preload": ["no_such_module"]}, "no_such_module"),
+                                           ({"python": True, "backend": "cuda"}, "torch"), ({"python": True, "case_files": ["/x.so"]}, "--case"),
+                                           ({"python": True, "transport": "peer"}, "--transport")])
+def test_a_pool_that_cannot_start(options, text):
+    with pytest.raises(cppool.PoolError) as caught:
+        cppool.Pool(1, **options).hello()
+    assert caught.value.kind == "start" and text in str(caught.value)
+    with pytest.raises(ValueError, match="python=True"):
+        cppool.Pool(1, preload=["torch"])
+
+
+@pytest.mark.parametrize("way", ["stdin", "SIGKILL", "server"])
+def test_nothing_outlives_the_daemon(way, tmp_path):
+    command = [os.path.join(BUILD, "bin", "cppoold"), "--world-size", "2", "--python", sys.executable, "--backend", "host", "--sentinel", ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        daemon.stdin.write(b'{"op": "hello"}\n')
+        daemon.stdin.flush()
+        daemon.stdout.readline()
+        server, = children_of(daemon.pid)
+        ranks = children_of(server)
+        assert len(ranks) == 2
+        if way == "server":  # the next run starts another one
+            os.kill(server, 9)
+            assert eventually(lambda: not any(map(is_running, ranks)))
+            daemon.stdin.write(json.dumps({"op": "run", "python": {"function": function("passes")}}).encode() + b"\n")
+            daemon.stdin.flush()
+            answers = [json.loads(daemon.stdout.readline())]
+            assert answers[0]["ok"], answers
+        if way == "SIGKILL":
+            daemon.kill()
+        daemon.stdin.close()
+        daemon.wait()
+        assert eventually(lambda: not any(map(is_running, [server, *ranks])))
+
+
+def test_many_cases_leave_nothing(pool):
+    pool.call(function("passes"))
+    before = pool.stats()
+    for number in range(40):
+        result = pool.call(function("leave_cycle" if number % 10 else "leave_file"))
+        assert result.ok, result.describe()
+    pool.call(function("passes"))
+    after = pool.stats()
+    assert (after["threads"], after["fds"]) == (before["threads"], before["fds"])
+    assert after["resident_bytes"] < before["resident_bytes"] + (4 << 20)
