@@ -59,8 +59,12 @@ def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: S
         raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv'}")
     file = os.path.abspath(file)
     case: dict[str, Any] = {"function": f"{file}:{name}", "kwargs": dict(kwargs or {})} if name else {"script": file, "argv": entries(argv, "argv")}
-    case.update(path=[os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)], cwd=os.getcwd())
-    return {**case, **({"env": dict(env)} if env else {}), **({"seed": seed} if seed else {})}
+    return {**case, **caller(), **({"env": dict(env)} if env else {}), **({"seed": seed} if seed else {})}
+
+
+def caller() -> dict[str, Any]:
+    """This process's folder and sys.path, as members of `python`."""
+    return {"path": [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)], "cwd": os.getcwd()}
 
 
 def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tuple[Any, Any]]:
@@ -159,8 +163,13 @@ class Pool:
         more on fresh ones; when it passes there, its `failure.kind` is "polluted".
         env: variables for this call; None removes one. seed: of Python's, NumPy's and torch's generators.
         """
-        members = {"warmup": (warmup, 0), "repeat": (repeat, 1), "checks": (checks, True), "fresh": (fresh, False), "own_group": (own_group, False),
-                   "verdict": (verdict, True), "python": (python_case(target, kwargs, argv, env, seed), None)}
+        return self.run_python(python_case(target, kwargs, argv, env, seed), deadline=deadline, warmup=warmup, repeat=repeat, checks=checks,
+                               fresh=fresh, own_group=own_group, verdict=verdict)
+
+    def run_python(self, python: Mapping[str, Any], *, deadline: float = 90.0, **more: Any) -> Result:
+        """As `call`, of the member `python` of a request, as protocol/README.md has it. more: other members of the request."""
+        members = {**{name: (value, {"warmup": 0, "repeat": 1, "checks": True, "verdict": True}.get(name, False)) for name, value in more.items()},
+                   "python": (dict(python), None)}
         return self._result(self._request("run", None, None, None, deadline, None, None, None, members))
 
     def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,

@@ -10,6 +10,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 import pytest
 
 from ._pool import Pool, PoolError, Pools
+from ._pytest_ranks import RanksPlugin, parametrize
 from ._result import Result, attempts
 from ._suite import Cell
 
@@ -60,6 +61,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cppool-attach", metavar="SOCKET",
         help="uses the daemons of a server, `cppool serve`, which stay: default, or the path of its socket; $CPPOOL_ATTACH without it")
     group.addoption(
+        "--cppool-ranks", metavar="N", type=int,
+        help="runs each test with its fixtures on N warm Python ranks, as suites for `torchrun -m pytest` want it; cppool.ranks marks single tests")
+    parser.addini("cppool_preload", "modules that Python has imported before it forks the ranks of cppool.ranks and --cppool-ranks", "args")
+    group.addoption(
         "--cppool-retries", metavar="N", type=int,
         help="asks again, up to N times, when the daemon of a case died; a test with a flaky case that then passes does not fail. Without it "
              "a case is asked once more, unless the fixture cppool_options says otherwise, and a test with a flaky one fails")
@@ -73,10 +78,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "cppool(world_size=N, require='cuda:2', deadline=SECONDS): the world size of this test's cases, whose daemon starts in "
                    "its setup; what it needs, without which it is skipped; the limit of each case")
+    config.addinivalue_line("markers", "cppool_ranks(N, ..., deadline=SECONDS, fresh=False, own_group=False, env={}, seed=0): "
+                                       "cppool.ranks: the test runs with its fixtures on every rank of N warm Python processes")
+    everywhere = config.getoption("--cppool-ranks")
+    if everywhere is not None and not 1 <= everywhere <= 64:
+        raise pytest.UsageError("--cppool-ranks is a world size from 1 to 64")
+    config.pluginmanager.register(RanksPlugin(config, _attached(config)), "cppool-ranks")
     if config.getoption("--cppool-require") is not None:
         _requirement(config.getoption("--cppool-require"), "--cppool-require")
     if (config.getoption("--cppool-retries") or 0) < 0:
         raise pytest.UsageError("--cppool-retries is 0 or more")
+
+
+pytest_generate_tests = parametrize
+
+
+def _attached(config: pytest.Config) -> dict[str, Any]:
+    attach = config.getoption("--cppool-attach")
+    return {"attach": (attach if attach is not None else os.environ.get("CPPOOL_ATTACH")) or None}
 
 
 def pytest_make_parametrize_id(val: object) -> Optional[str]:
@@ -312,7 +331,7 @@ def cppool_options() -> dict[str, Any]:
 def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) -> Iterator[CppoolFixture]:
     """Warm pools of cppool by world size: `cppool.run(...)` for a case that must pass, `cppool.at(world_size)` for a Pool."""
     required, retries, attach = (request.config.getoption(option) for option in ("--cppool-require", "--cppool-retries", "--cppool-attach"))
-    options = {"retries": 1, "attach": os.environ.get("CPPOOL_ATTACH") or None, **_of_this_worker(cppool_options)}
+    options = {"retries": 1, **_attached(request.config), **_of_this_worker(cppool_options)}
     if attach is not None:
         options["attach"] = attach or None
     if retries is not None:

@@ -72,8 +72,24 @@ class Items:
         """The ranks, seen from this one."""
         return self.world
 
+    @pytest.fixture(name="cppool")
+    def cppool_fixture(self):
+        pytest.fail("the fixture cppool is for tests that ask a pool; this one runs on the ranks themselves: use the fixture world", pytrace=False)
+
+    def pytest_generate_tests(self, metafunc):
+        """As cppool/_pytest_ranks.py does where the items are chosen."""
+        marker = metafunc.definition.get_closest_marker("cppool_ranks")
+        if marker is not None and marker.args:
+            metafunc.fixturenames.append("cppool_world_size")
+            metafunc.parametrize("cppool_world_size", marker.args, ids=[f"W{size}" for size in marker.args])
+
+    def pytest_addoption(self, parser):
+        parser.addini("cppool_preload", "of the plugin, which is not here", "args")
+
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config):
+        for mark in ("cppool", "cppool_ranks"):
+            config.addinivalue_line("markers", f"{mark}: of the plugin, which is not here")
         reporter = config.pluginmanager.get_plugin("terminalreporter")  # its options are needed, as that of assertions
         if reporter is not None:
             config.pluginmanager.unregister(reporter)

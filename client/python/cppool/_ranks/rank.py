@@ -208,7 +208,8 @@ class Rank:
         threads = []
         for ident, frame in sys._current_frames().items():
             stack = traceback.extract_stack(frame)[-100:]
-            of_case = [entry for entry in stack if not entry.filename.startswith((FOLDER, "<frozen runpy>"))]
+            of_case = [entry for entry in stack if not entry.filename.startswith((FOLDER, "<frozen runpy>"))
+                       and not re.search("/(_pytest|pluggy)/", entry.filename)]
             if ident != threading.get_ident():
                 threads.append({"name": names.get(ident, str(ident)),
                                 "frames": [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(of_case or stack)]})

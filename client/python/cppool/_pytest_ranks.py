@@ -1,0 +1,122 @@
+"""Tests that run on every rank of a warm world of Python processes: `@cppool.ranks(2, 4)` and `pytest --cppool-ranks N`."""
+from __future__ import annotations
+
+import os
+from typing import Any, Optional
+
+import pytest
+
+from ._pool import PoolError, Pools, caller
+from ._result import Result
+
+OPTIONS = ("deadline", "fresh", "own_group", "verdict", "env", "seed")  # of the marker
+SIZE = "cppool_world_size"  # the parameter that makes one test for each world size
+
+
+def sizes_of(definition: Any) -> tuple[int, ...]:
+    """The world sizes of the marker; empty: there is none. Throws pytest's UsageError."""
+    marker = definition.get_closest_marker("cppool_ranks")
+    if marker is None:
+        return ()
+    unknown = sorted(set(marker.kwargs) - set(OPTIONS))
+    if unknown:
+        raise pytest.UsageError(f"{definition.nodeid}: cppool.ranks takes world sizes and {', '.join(OPTIONS)}, not {', '.join(unknown)}")
+    if not marker.args or any(isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 64 for size in marker.args):
+        raise pytest.UsageError(f"{definition.nodeid}: cppool.ranks takes world sizes from 1 to 64, not {marker.args}")
+    return marker.args
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """As the ranks do, so that both know a test by the same name."""
+    sizes = sizes_of(metafunc.definition)
+    if sizes:
+        metafunc.fixturenames.append(SIZE)
+        metafunc.parametrize(SIZE, sizes, ids=[f"W{size}" for size in sizes])
+
+
+class RanksPlugin:
+    """Runs the items that are for ranks in place of pytest, and hands it their reports."""
+
+    def __init__(self, config: pytest.Config, options: dict[str, Any]):
+        self._config = config
+        self._everywhere: Optional[int] = config.getoption("--cppool-ranks")
+        self._options = {"python": True, "preload": config.getini("cppool_preload"), **options}
+        self._pools: Optional[Pools] = None  # from the first item on
+        self._arguments: list[str] = []
+
+    def _size(self, item: Any) -> Optional[int]:
+        """None: the item runs in this process."""
+        if item is None or not isinstance(item, pytest.Function):
+            return None
+        return item.callspec.params.get(SIZE, self._everywhere) if hasattr(item, "callspec") else self._everywhere
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        files = dict.fromkeys(str(item.path) for item in session.items if self._size(item))
+        config = self._config
+        self._arguments = [*files, f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else []),
+                           f"--import-mode={config.getoption('importmode')}"]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Optional[pytest.Item]) -> Optional[bool]:
+        size = self._size(item)
+        if size is None:
+            return None
+        marker = item.get_closest_marker("cppool_ranks")
+        options = dict(marker.kwargs) if marker else {}
+        case = {"pytest": self._arguments, "nodeid": item.nodeid, "next": nextitem.nodeid if nextitem and self._size(nextitem) == size else None,
+                "roots": [str(self._config.rootpath)], **caller(), "cwd": str(self._config.invocation_params.dir),
+                **{name: options.pop(name) for name in ("env", "seed") if name in options}}
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        try:
+            self._pools = self._pools or Pools(**self._options)
+            reports = self._reports(item, self._pools.at(size).run_python(case, **options))
+        except PoolError as error:
+            reports = [self._failed(item, f"{error.kind}: {error}")]
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _reports(self, item: pytest.Item, result: Result) -> list[pytest.TestReport]:
+        culprit = result.failure.rank if result.failure and result.failure.rank is not None else 0
+        of_rank = next((rank.extra.get("pytest", []) for rank in result.ranks if rank.rank == culprit), [])
+        reports = [self._config.hook.pytest_report_from_serializable(config=self._config, data=data) for data in of_rank]
+        for report in reports:
+            if isinstance(report.longrepr, list):  # a tuple, before it was JSON
+                report.longrepr = tuple(report.longrepr)
+        told = any(report.failed for report in reports)
+        if result.status == "passed" and reports or result.status == "skipped" and any(report.skipped for report in reports):
+            pass
+        elif result.status == "skipped":
+            reports = [self._skipped(item, result.error)]
+        elif not told or (result.failure and result.failure.kind == "polluted"):
+            reports = [report for report in reports if not report.failed][:1] + [self._failed(item, result.describe().partition("\nrepeat: ")[0])]
+        for report in reports:
+            if report.failed:
+                self._explain(report, result)
+        for report in reports[:1]:
+            report.user_properties += [("cppool.world_size", len(result.ranks)), ("cppool.wall_ms", result.wall_ms)]
+        for warning in result.warnings:
+            item.warn(pytest.PytestWarning(f"cppool: {warning}"))
+        return reports
+
+    def _explain(self, report: pytest.TestReport, result: Result) -> None:
+        """Adds what the other ranks did, and what was written."""
+        culprit = result.failure.rank if result.failure else None
+        title = f"cppool: {len(result.ranks)} ranks" if culprit is None else f"cppool: rank {culprit} of {len(result.ranks)} failed first"
+        report.sections.append((title, "\n".join(f"rank {rank.rank}: {rank.error}" for rank in result.ranks if rank.error)))
+        report.sections += [(f"output of rank {rank.rank}", rank.output) for rank in result.ranks if rank.output]
+        if result.replaced:
+            report.sections.append(("cppool: ranks replaced", result.replaced))
+
+    def _failed(self, item: pytest.Item, text: str) -> pytest.TestReport:
+        return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", text, "call")
+
+    def _skipped(self, item: pytest.Item, why: str) -> pytest.TestReport:
+        where = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {why}")
+        return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "skipped", where, "setup")
+
+    def pytest_unconfigure(self) -> None:
+        if self._pools:
+            self._pools.stop()

@@ -1,0 +1,124 @@
+"""Tests on ranks: `@cppool.ranks` and `pytest --cppool-ranks N`, each in a pytest of its own."""
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+import pytest
+
+TESTS = """
+import os, time
+import cppool, pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    os.environ["SHARED"] = "1"
+    yield 5
+    del os.environ["SHARED"]
+
+@cppool.ranks(1, 2)
+@pytest.mark.parametrize("n", [1, 2])
+def test_passes(world, n, shared, tmp_path):
+    assert world.size in (1, 2) and shared == 5 and n and tmp_path.exists()
+
+@cppool.ranks(2)
+def test_one_rank_fails(world):
+    number = world.rank
+    assert number == 0
+
+@cppool.ranks(2)
+def test_others_wait(world):
+    if world.rank == 1:
+        raise ValueError("planted")
+    with world.stage("waits"):
+        time.sleep(1000)
+
+@cppool.ranks(2)
+@pytest.mark.skip(reason="no moon")
+def test_skip(): pass
+
+@cppool.ranks(2)
+@pytest.mark.xfail
+def test_expected(): assert 0
+
+@cppool.ranks(2)
+def test_dies(world):
+    print("last words")
+    if world.rank == 1:
+        os._exit(3)
+    time.sleep(1000)
+
+@cppool.ranks(2, deadline=1)
+def test_hangs(world):
+    time.sleep(1000)
+
+def test_here():
+    assert "SHARED" not in os.environ and "RANK" not in os.environ
+
+@cppool.ranks(2, env={"OF_TEST": "1"}, fresh=True)
+class TestClass:
+    def setup_method(self): self.ready = True
+    def test_method(self, world): assert self.ready and os.environ["OF_TEST"] == "1"
+
+@cppool.ranks(2)
+def test_fixture_of_pools(cppool): pass
+"""
+
+
+def run(folder, *arguments, text=TESTS):
+    """The test cases of the JUnit report by name, and the output."""
+    (folder / "test_of_user.py").write_text(text)
+    report = folder / "report.xml"
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "cppool_preload=decimal", f"--junitxml={report}", "-rA",
+                           "test_of_user.py", *arguments], cwd=folder, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=300)
+    cases = {case.get("name"): case for case in xml.etree.ElementTree.parse(report).iter("testcase")} if report.exists() else {}
+    return cases, done.stdout
+
+
+def outcome(case):
+    return next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+
+
+def test_ranks(tmp_path):
+    cases, output = run(tmp_path)
+    assert {name: outcome(case) for name, case in cases.items()} == {
+        "test_passes[W1-1]": "passed", "test_passes[W1-2]": "passed", "test_passes[W2-1]": "passed", "test_passes[W2-2]": "passed",
+        "test_one_rank_fails[W2]": "failure", "test_others_wait[W2]": "failure", "test_skip[W2]": "skipped", "test_expected[W2]": "skipped",
+        "test_dies[W2]": "failure", "test_hangs[W2]": "failure", "test_here": "passed", "test_method[W2]": "passed",
+        "test_fixture_of_pools[W2]": "error"}, output
+    assert ">       assert number == 0" in output and "E       assert 1 == 0" in output  # rewritten, on rank 1
+    assert "cppool: rank 1 of 2 failed first" in output and "ValueError: planted" in output
+    assert "it was waits" in output and "exited with code 3" in output and "last words" in output
+    assert "not finished after 1000 ms" in output and "in test_hangs" not in output.partition("not finished")[0]
+    assert "use the fixture world" in output and "7 passed" not in output
+    assert "no moon" in cases["test_skip[W2]"].find("skipped").get("message")
+
+
+def test_whole_suite_on_ranks(tmp_path):
+    text = "import os\ndef test_a(world): assert os.environ['WORLD_SIZE'] == '3' and world.size == 3\ndef test_b(): assert os.environ['RANK'] in '012'\n"
+    cases, output = run(tmp_path, "--cppool-ranks", "3", text=text)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_a": "passed", "test_b": "passed"}, output
+
+
+def test_selection_and_first_failure(tmp_path):
+    cases, output = run(tmp_path, "-k", "one_rank or others_wait", "-x")
+    assert list(cases) == ["test_one_rank_fails[W2]"] and "stopping after 1 failures" in output
+
+
+def test_tests_that_differ_between_ranks(tmp_path):
+    text = ("import os, cppool, pytest\n@cppool.ranks(2)\n@pytest.mark.parametrize('n', range(2 + int(os.environ.get('RANK', '0'))))\n"
+            "def test_it(n): pass\n")
+    _, output = run(tmp_path, text=text)
+    assert "pytest has found other items on this rank than on rank 0" in output and "2 failed" in output
+
+
+@pytest.mark.parametrize("mark, error", [("cppool.ranks()", "takes world sizes from 1 to 64"), ("cppool.ranks(0)", "takes world sizes from 1 to 64"),
+                                         ("cppool.ranks(2, dedline=3)", "not dedline")])
+def test_wrong_marks(tmp_path, mark, error):
+    _, output = run(tmp_path, text=f"import cppool\n@{mark}\ndef test_it(): pass\n")
+    assert error in output
+
+
+def test_wrong_world_size(tmp_path):
+    assert "--cppool-ranks is a world size" in run(tmp_path, "--cppool-ranks", "0")[1]
