@@ -1,0 +1,112 @@
+"""Python ranks with torch and NCCL on GPUs, through the daemon: as many ranks as there are GPUs, and one."""
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import cppool
+import pytest
+
+CASES = str(pathlib.Path(__file__).with_name("torch_gpu_cases.py"))
+
+
+def gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    except OSError:
+        listed = ""
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+GPUS = gpus()
+pytestmark = pytest.mark.skipif(GPUS == 0 or importlib.util.find_spec("torch") is None, reason="there is no GPU, or no torch")
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with cppool.Pools(python=True, preload=["torch"], backend="cuda", start_limit=120.0) as pools:
+        yield pools
+
+
+@pytest.fixture(params=sorted({1, GPUS}))
+def pool(pools, request):
+    return pools.at(request.param)
+
+
+def call(pool, name, kwargs=None, **options):
+    return pool.call(f"{CASES}:{name}", kwargs, **options)
+
+
+def test_the_world(pool):
+    hello = pool.hello()
+    assert (hello["ranks"], hello["backend"], hello["transport"]) == ("processes", "cuda", "nccl") and hello["python"]["torch"]
+    assert hello["python"]["preloaded"] == ["torch"] and not hello["python"]["deferred"]
+    assert all(device["ordinal"] == device["rank"] and device["total_bytes"] > 1 << 30 for device in hello["devices"])
+    print(hello["init_ms"])
+
+
+def test_reduce(pool):
+    result = call(pool, "reduce", warmup=1, repeat=5)
+    assert result.ok and not result.replaced and result.checks, result.describe()
+    assert [rank.extra["value"] for rank in result.ranks] == [[f"cuda:{rank}", "nccl", True] for rank in range(pool.world_size)]
+    assert 0 < result.ranks[0].gpu_ms["reduce"] < 100 and len(result.json["ranks"][0]["samples"]["reduce"]) == 5
+    times = [call(pool, "reduce").wall_ms for _ in range(20)]
+    print("a warm case:", sorted(times)[10], "ms")
+
+
+def test_the_group_is_lent(pool):
+    result = call(pool, "lent")
+    assert result.ok and result.ranks[0].extra["value"] == pool.world_size, result.describe()
+
+
+def test_device_memory_that_is_left(pool):
+    result = call(pool, "keeps_memory")
+    assert result.ok and any("device memory" in warning for warning in result.warnings), result.describe()
+
+
+@pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("exit", "sys.exit(3)"),
+                                        ("_exit", "exited with code 5"), ("abort", "killed by signal 6"), ("segmentation fault", "killed by signal 11"),
+                                        ("out of memory", "OutOfMemoryError"), ("assertion on the device", "device-side assert")])
+def test_the_cause_comes_first(pool, kind, text):
+    begin = time.monotonic()
+    result = call(pool, "fault", {"kind": kind}, verdict=False)
+    answered = time.monotonic()
+    assert not result.ok and result.failure.rank == pool.world_size - 1 and text in result.error, result.describe()
+    assert call(pool, "reduce").ok
+    print(f"{kind}: answered after {answered - begin:.2f} s, the next case after {time.monotonic() - answered:.2f} s more")
+
+
+@pytest.mark.parametrize("kind, text", [("sleep", "torch_gpu_cases.py"), ("kernel that does not end", "torch_gpu_cases.py")])
+def test_a_hang(pool, kind, text):
+    result = call(pool, "fault", {"kind": kind}, deadline=5)
+    assert result.failure.kind == "timeout" and text in result.error and "fault" in result.ranks[-1].error, result.describe()
+    if pool.world_size > 1:
+        assert "has not entered" in result.ranks[0].error and result.failure.rank == pool.world_size - 1
+    assert call(pool, "reduce").ok
+
+
+def test_more_ranks_than_gpus():
+    with cppool.Pool(GPUS + 1, python=True, preload=["torch"], backend="cuda", start_limit=120.0) as pool:
+        with pytest.raises(cppool.PoolError) as caught:
+            pool.hello()
+    assert caught.value.kind == "start" and ("NCCL" in str(caught.value) or "GPU" in str(caught.value)), caught.value
+    print(str(caught.value).splitlines()[0])
+
+
+def test_on_the_host():
+    with cppool.Pool(2, python=True, preload=["torch"], backend="host", start_limit=120.0) as pool:
+        assert pool.hello()["transport"] == "gloo"
+        begin = time.monotonic()
+        times = [pool.call(str(pathlib.Path(CASES).with_name("torch_cases.py")) + ":reduce").wall_ms for _ in range(20)]
+        print("gloo, W = 2: a warm case", sorted(times)[10], "ms;", time.monotonic() - begin, "s")
+
+
+def test_marked_tests(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import cppool, torch, torch.distributed as dist\n@cppool.ranks(1)\ndef test_sum(world):\n    one = torch.ones(1, device=world.device)\n"
+        "    dist.all_reduce(one)\n    assert one.item() == world.size\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-o", "cppool_preload=torch", "test_it.py"], cwd=tmp_path, env=os.environ,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "1 passed" in done.stdout, done.stdout
