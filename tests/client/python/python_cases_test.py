@@ -181,6 +181,14 @@ def test_a_result_that_cannot_be_sent(pool, what):
     assert result.status == "error" and "result" in result.error, result.describe()
 
 
+@pytest.mark.parametrize("iterations", [False, True])
+def test_a_report_that_is_too_long(pool, iterations):
+    result = pool._result(json.dumps({"op": "run", "sampling": {"precision": 1}, "python": {
+        "function": function("long_names"), "kwargs": {"iterations": iterations}}}).encode())
+    assert result.status == "error" and "bytes, of at most 4194304" in result.error, result.describe()[:2000]
+    assert pool.call(function("passes")).ok
+
+
 def test_cancel(pool, tmp_path):
     folder = str(tmp_path)
     timer = threading.Thread(target=lambda: eventually(lambda: os.path.exists(f"{folder}/first 0") and pool.cancel()))

@@ -143,6 +143,15 @@ def unsendable(world, what):
     world.result("it", {"file": sys.stdin, "big": 1 << 64, "deep": deep, "long": "x" * (1 << 20)}[what])
 
 
+def long_names(world, iterations=False):
+    for number in range(100):
+        world.check("x" * 50_000 + str(number), 1, 1)
+    for _ in world.iterations() if iterations else ():
+        for number in range(100):
+            with world.stage("y" * 50_000 + str(number)):
+                pass
+
+
 def odd_results(world):
     world.result("numbers", [float("nan"), -2**63, 2**64 - 1])
     world.result("text", "half \udc80 of a pair")

@@ -17,6 +17,10 @@ class BrokenFrame(Exception):
     """What has arrived is no frame."""
 
 
+class LongFrame(ValueError):
+    """A frame would be longer than MAX_FRAME."""
+
+
 MAX_DEPTH = 60
 
 
@@ -68,8 +72,12 @@ class Channel:
             line = json.dumps({"frame": frame, **members}, allow_nan=False, ensure_ascii=False)
         except ValueError:
             line = json.dumps({"frame": frame, **finite(members)}, allow_nan=False, ensure_ascii=False)
+        data = line.encode("utf-8", "replace") + b"\n"  # Python's text may have halves of surrogates
+        if len(data) > MAX_FRAME:
+            raise LongFrame(f"what this rank has to report has {len(data)} bytes, of at most {MAX_FRAME}: names of stages and checks, and times of "
+                            "iterations")
         with self._lock:
-            self.socket.sendall(line.encode("utf-8", "replace") + b"\n")  # Python's text may have halves of surrogates
+            self.socket.sendall(data)
 
     def receive(self):
         """Waits until something arrives, and returns the frames that are whole now, in order; at the end of the socket the last one is None.

@@ -21,7 +21,7 @@ import unittest
 
 from . import group, state
 from .code import CannotLoad, CannotReload, Code, arguments_of, traceback_of
-from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, Page, cut, finite
+from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, LongFrame, Page, cut, finite
 from .world import Cancelled, NotRun, World
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -315,7 +315,11 @@ class Rank:
         else:
             self.reset(report, imported and imported - set(self.code.users_modules()))
         self.clean = not alive
-        self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **report)
+        try:
+            self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **report)
+        except LongFrame as error:
+            state_of = {name: report[name] for name in ("differed", "left", "reset_ms", "memory") if name in report}
+            self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **state_of, **self.failure(error))
 
     def tell(self, error, world):
         """Marks the failure of the case that is under way, and returns its members of the report."""
