@@ -1,0 +1,152 @@
+// The fork server of Python ranks with the ranks' own code and any Python: no torch.
+#include "daemon/fork_server.h"
+
+#include <signal.h>
+
+#include <fstream>
+#include <thread>
+
+#include "daemon/process.h"
+#include "daemon/start_error.h"
+#include "tests/catch.h"
+#include "tests/files.h"
+
+namespace cppool::test {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using daemon::ForkServer;
+using daemon::RankProcess;
+using protocol::Json;
+using Clock = RankProcess::Clock;
+
+Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(60); }  // a backstop
+
+ForkServer::Options WithPython(std::vector<std::string> preload = {}) {
+  return {.python = daemon::FindPython("python3"),
+          .preload = std::move(preload),
+          .environment = {},
+          .most_output = 1 << 16};
+}
+
+// A file with the functions, and what loads one of them.
+struct Cases {
+  TemporaryFolder folder;
+  std::string file = (folder.path() / "cases.py").string();
+  explicit Cases(const std::string& text) { std::ofstream(file) << text; }
+  Json Load(const char* name, int id) const {
+    return {{"frame", "load"},       {"id", id},   {"function", file + ":" + name},
+            {"path", Json::array()}, {"cwd", "/"}, {"roots", Json::array()}};
+  }
+};
+
+// The report of a function on one rank; null: it has ended.
+Json Call(RankProcess& rank, const Cases& cases, const char* name, int id) {
+  rank.BeginCase();
+  REQUIRE(rank.Send(cases.Load(name, id)));
+  for (Json next = {{"frame", "run"}, {"id", id + 1}, {"kwargs", Json::object()}};
+       auto frame = rank.Next(Soon());) {
+    if (frame->at("frame") != "report") continue;
+    if (frame->at("phase") == "case" || frame->at("status") != "passed") return *frame;
+    rank.Send(next);
+  }
+  return nullptr;
+}
+
+template <typename Holds>
+bool Eventually(Holds holds) {
+  for (const auto limit = Soon(); Clock::now() < limit;
+       std::this_thread::sleep_for(std::chrono::milliseconds(2)))
+    if (holds()) return true;
+  return false;
+}
+
+TEST_CASE("Python ranks run, are where they say, write lines, and are replaced") {
+  const Cases cases(
+      "import os, sys, time\n"
+      "def value(world): return world.rank\n"
+      "def writes(world):\n"
+      "    print('one line'); sys.stdout.write('no end')\n"
+      "def floods(world): print('x' * 100_000)\n"
+      "def stays(world):\n"
+      "    with world.stage('here/there'): time.sleep(1000)\n"
+      "def exits(world): os._exit(5)\n"
+      "def breaks(world): [os.write(fd, b'no frame\\n') for fd in range(4, 20) if is_socket(fd)]; "
+      "time.sleep(1000)\n"
+      "def is_socket(fd):\n"
+      "    try: return os.readlink(f'/proc/self/fd/{fd}').startswith('socket')\n"
+      "    except OSError: return False\n");
+  const auto before = daemon::OwnUsage();
+  {
+    ForkServer server(WithPython(), Soon());
+    CHECK(server.info().python.starts_with("3."));
+    auto world = server.Fork(2, "auto", Soon());
+    REQUIRE(world.ranks.size() == 2);
+    for (int i = 0; i < 2; ++i) {
+      CHECK(world.ready[i].at("rank") == i);
+      CHECK(Call(*world.ranks[i], cases, "value", 1).at("value") == i);
+    }
+    CHECK(Call(*world.ranks[0], cases, "writes", 3).at("status") == "passed");
+    CHECK_THAT(world.ranks[0]->Output(), ContainsSubstring("one line\nno end"));
+    CHECK(Call(*world.ranks[0], cases, "floods", 5).at("status") == "passed");
+    CHECK(world.ranks[0]->Output().size() == 4096);
+    CHECK(server.Changed(Soon()).empty());
+
+    std::thread stuck([&] { CHECK(Call(*world.ranks[1], cases, "stays", 7).is_null()); });
+    CHECK(Eventually([&] { return world.ranks[1]->Where().stage == "here/there"; }));
+    CHECK(world.ranks[1]->Where().phase == RankProcess::Phase::kCase);
+    const auto stacks = world.ranks[1]->AskStacks(Soon());
+    REQUIRE(stacks);
+    CHECK_THAT(stacks->dump(), ContainsSubstring("cases.py:7 stays"));
+    kill(world.ranks[1]->pid(), SIGSTOP);
+    CHECK_FALSE(world.ranks[1]->AskStacks(Clock::now() + std::chrono::milliseconds(50)));
+    server.Kill(*world.ranks[1], SIGKILL);
+    stuck.join();
+    CHECK_THAT(world.ranks[1]->End().value_or(""), ContainsSubstring("killed by signal 9"));
+    CHECK(world.ranks[1]->Where().stage == "here/there");  // of a rank that is no more
+
+    CHECK(Call(*world.ranks[0], cases, "exits", 9).is_null());
+    CHECK(world.ranks[0]->End() == "exited with code 5");
+    CHECK_FALSE(world.ranks[0]->Send({{"frame", "bye"}}));
+
+    world = server.Fork(3, "none", Soon());
+    CHECK(Call(*world.ranks[2], cases, "breaks", 1).is_null());
+    CHECK_THAT(world.ranks[2]->End().value_or(""), ContainsSubstring("no frame"));
+    CHECK(server.KillAll(world.ranks, Soon()));
+    world.ranks.clear();
+  }
+  const auto after = daemon::OwnUsage();
+  CHECK(after.fds == before.fds);
+  CHECK(after.threads == before.threads);
+}
+
+TEST_CASE("the end of a fork server ends its Python ranks") {
+  ForkServer server(WithPython(), Soon());
+  const auto world = server.Fork(2, "none", Soon());
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + std::to_string(world.ranks[0]->pid()) + "/stat"), stat);
+  const int parent = std::stoi(stat.substr(stat.rfind(") ") + 4));
+  kill(parent, SIGKILL);
+  for (const auto& rank : world.ranks) {
+    CHECK(rank->WaitEnd(Soon()));
+    CHECK_THAT(rank->End().value_or(""), ContainsSubstring("the fork server was killed by signal 9"));
+  }
+  CHECK_THAT(server.Changed(Soon()).front(), ContainsSubstring("the fork server was killed"));
+  CHECK_THROWS_WITH(server.Fork(1, "none", Soon()), ContainsSubstring("the fork server was killed"));
+}
+
+TEST_CASE("a Python that cannot be used is named") {
+  CHECK_THROWS_WITH(daemon::FindPython("/nonexistent/python"),
+                    ContainsSubstring("/nonexistent/python is no program"));
+  CHECK_THROWS_WITH(daemon::FindPython("no_such_python"),
+                    ContainsSubstring("no program no_such_python on PATH"));
+  CHECK_THROWS_WITH(ForkServer({.python = "/bin/false", .preload = {}, .environment = {}}, Soon()),
+                    ContainsSubstring("/bin/false exited with code 1 before it was ready"));
+  CHECK_THROWS_WITH(ForkServer(WithPython({"no_such_module"}), Soon()), ContainsSubstring("no_such_module"));
+  ForkServer server(WithPython(), Soon());
+  CHECK_THROWS_WITH(server.Fork(1, "nccl", Soon()), ContainsSubstring("rank 0 could not start"));
+  CHECK(server.Fork(1, "none", Soon()).ranks.size() == 1);
+}
+
+}  // namespace
+}  // namespace cppool::test
