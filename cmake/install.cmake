@@ -22,7 +22,10 @@ foreach(part kernels daemon client client/python)
 endforeach()
 # The fork server of Python ranks, where the daemon finds it: ../share of the programs, in the build folder as well.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/cppool/_ranks DESTINATION share/cppool FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
-file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/share/cppool)
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/client/command/shims/torchrun DESTINATION share/cppool/shims)
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/share/cppool/shims)
+# A copy: it finds the programs by where it lies.
+file(COPY ${PROJECT_SOURCE_DIR}/client/command/shims/torchrun DESTINATION ${PROJECT_BINARY_DIR}/share/cppool/shims)
 file(CREATE_LINK ${PROJECT_SOURCE_DIR}/client/python/cppool/_ranks ${PROJECT_BINARY_DIR}/share/cppool/_ranks SYMBOLIC)
 set(headers
   ${PROJECT_BINARY_DIR}/version/cppool/version.h

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -236,17 +235,11 @@ RankProcess::Place RankProcess::Where() const {
   // A rank that is killed while it writes leaves the page half written: what is there then has to do.
   for (int tries = 0;; ++tries) {
     std::array<unsigned char, 28 + kLongestStage> copy;
-    const auto sequence = [&] {
-      std::uint32_t value;
-      unsigned char bytes[4] = {page_[0], page_[1], page_[2], page_[3]};
-      std::memcpy(&value, bytes, 4);
-      return value;
-    };
-    const std::uint32_t before = sequence();
-    std::atomic_thread_fence(std::memory_order_acquire);
-    for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = page_[i];
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if ((before % 2 != 0 || sequence() != before) && tries < 100) continue;
+    const auto* const sequence = reinterpret_cast<const std::uint32_t*>(page_);
+    // Each load with acquire, so that the sequence is read before and after all of them.
+    const std::uint32_t before = __atomic_load_n(sequence, __ATOMIC_ACQUIRE);
+    for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = __atomic_load_n(page_ + i, __ATOMIC_ACQUIRE);
+    if ((before % 2 != 0 || __atomic_load_n(sequence, __ATOMIC_ACQUIRE) != before) && tries < 100) continue;
     std::uint32_t phase, length;
     std::uint64_t since;
     Place place;
@@ -593,7 +586,7 @@ std::shared_ptr<RankProcess> ForkServer::MakeRank(int number, int size, const st
     throw std::system_error(errno, std::generic_category(), "ftruncate");
   void* const mapped = mmap(nullptr, kPageSize, PROT_READ, MAP_SHARED, page.get(), 0);
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  rank->page_ = static_cast<const volatile unsigned char*>(mapped);
+  rank->page_ = static_cast<const unsigned char*>(mapped);
   rank->socket_ = std::move(ours);
   rank->output_ = std::move(output);
   rank->stacks_ = std::move(stacks);

@@ -90,7 +90,7 @@ class RankProcess {
   const int rank_;
   const std::size_t most_output_;
   base::UniqueFd socket_, output_, stacks_;
-  const volatile unsigned char* page_ = nullptr;
+  const unsigned char* page_ = nullptr;
   bool at_end_ = false;  // of the socket; of the reading thread, as the next ones
   protocol::LineReader lines_;
   std::string line_;  // of output, that has not ended

@@ -442,10 +442,13 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
               LastIn(group, answers[other]->stacks).number < own.number)
             missing.insert(static_cast<int>(other));
         }
+        // A collective that others have not entered says more than one that they have.
+        if (missing.empty() && !main.doing.empty()) continue;
         main.doing = "in " + own.name + " (number " + std::to_string(own.number) + " of group " + group + ")";
         if (!missing.empty())
           main.doing += ", which " + kernels::RankList({missing.begin(), missing.end()}) + " has not entered";
         main.awaits.assign(missing.begin(), missing.end());
+        if (!missing.empty()) break;
       }
     }
     report.streams = {main};

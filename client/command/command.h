@@ -37,6 +37,7 @@ void AddList(CLI::App& app, const Streams& streams, int* exit_code);
 void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 void AddServe(CLI::App& app, const Streams& streams, int* exit_code);  // and `ps` and `stop`
 void AddPipe(CLI::App& app, const Streams& streams, int* exit_code);
+void AddTorchrun(CLI::App& app, const Streams& streams, int* exit_code);  // and `shims`
 
 // These options of every subcommand choose its daemon.
 struct DaemonArguments {

@@ -105,7 +105,10 @@ class Group:
 
     def _set_limit(self, limit):
         if limit != self.limit:
-            self.c10d._set_pg_timeout(limit, self.warm)
+            if hasattr(self.dist, "set_timeout"):
+                self.dist.set_timeout(limit, self.warm)
+            else:  # an older torch
+                self.c10d._set_pg_timeout(limit, self.warm)
             self.limit = limit
 
     def _destroy_others(self):

@@ -1,0 +1,111 @@
+"""`pytest -p cppool.torch_testing`: the tests of torch's MultiProcContinuousTest on warm ranks, which all classes of a run share.
+
+A class starts no processes and waits for none: each test is a case on Python ranks that have torch imported and whose process group is lent, and
+a failure is that of the rank that caused it. Tests after one that failed run. https://github.com/pytorch/pytorch,
+torch/testing/_internal/common_distributed.py.
+"""
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import queue
+import tempfile
+import unittest
+from typing import Any, Optional
+
+import pytest
+
+from ._pool import PoolError, Pools, caller
+
+_pools: Optional[Pools] = None
+
+
+class _Process:
+    """In place of a worker, for the checks of its state."""
+
+    exitcode = None
+
+    def is_alive(self) -> bool:
+        return True
+
+    def join(self) -> None:
+        pass
+
+
+class _Tasks:
+    """A worker's queue: the last one's test is run on all ranks, and its outcome is put for each."""
+
+    def __init__(self, test: type, world_size: int, completions: list["queue.Queue[Any]"], is_last: bool):
+        self._test, self._world_size, self._completions, self._is_last = test, world_size, completions, is_last
+
+    def put(self, test_id: Optional[str]) -> None:
+        if self._is_last and test_id is not None:
+            outcome = _outcome(self._test, self._world_size, test_id)
+            for completion in self._completions:
+                completion.put(outcome)
+
+
+def _outcome(test: type, world_size: int, test_id: str) -> Any:
+    """As a worker puts it: the test's id, or an exception."""
+    global _pools
+    file = inspect.getfile(test)
+    case = {"function": f"{os.path.abspath(__file__)}:run_on_rank", "roots": [os.path.dirname(os.path.abspath(file))], **caller(),
+            "kwargs": {"module": test.__module__, "file": os.path.abspath(file), "name": test.__name__, "test_id": test_id}}
+    if _pools is None:
+        _pools = Pools(python=True, preload=["torch.testing._internal.common_distributed"], attach=os.environ.get("CPPOOL_ATTACH") or None)
+    own_group = test.opts() is not None  # type: ignore[attr-defined]  # options that the warm group was made without
+    try:
+        result = _pools.at(world_size).run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
+    except PoolError as error:
+        return RuntimeError(str(error))
+    if result.status == "skipped":
+        return unittest.SkipTest(result.error)
+    return test_id if result.ok else RuntimeError(result.describe().partition("\nrepeat: ")[0])
+
+
+def run_on_rank(world: Any, module: str, file: str, name: str, test_id: str) -> None:
+    """The test of the class on one rank, as MultiProcContinuousTest's own worker runs it."""
+    import sys
+
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    sys.path.insert(0, os.path.dirname(file))
+    if module == "__main__":
+        module = os.path.splitext(os.path.basename(file))[0]
+    test = getattr(importlib.import_module(module), name)
+    test.rank, test.world_size = world.rank, world.size
+    try:
+        # _init_pg makes a FileStore, which the lent group has no use for.
+        folder = tempfile.gettempdir()
+        test._init_pg(world.rank, world.size, os.path.join(folder, f"cppool_{os.environ['MASTER_PORT']}_{world.id}"))
+        test._run_test_given_id(test_id)
+    except SystemExit as end:
+        skip = next((skip for skip in TEST_SKIPS.values() if skip.exit_code == end.code), None)
+        if skip is None:
+            raise
+        raise unittest.SkipTest(skip.message) from None
+
+
+def _spawn_processes(cls: Any, world_size: int) -> None:
+    completions: list["queue.Queue[Any]"] = [queue.Queue() for _ in range(world_size)]
+    cls.processes, cls.completion_queues, cls.rdvz_file = [_Process()] * world_size, completions, ""
+    cls.task_queues = [_Tasks(cls, world_size, completions, rank == world_size - 1) for rank in range(world_size)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+    set_up = MultiProcContinuousTest.setUp
+
+    def without_poison(self: Any) -> None:
+        type(self).poison_pill = False  # ranks that a failure has hurt are replaced
+        set_up(self)
+
+    MultiProcContinuousTest.setUp = without_poison
+    MultiProcContinuousTest._spawn_processes = classmethod(_spawn_processes)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _pools is not None:
+        _pools.stop()

@@ -1,0 +1,141 @@
+"""Cases in Python with torch and gloo through the daemon, and `cppool torchrun`. torch_ranks_test.py tests the Python half."""
+import os
+import pathlib
+import subprocess
+import time
+
+import cppool
+import pytest
+
+from support import BUILD, serving
+from torch_ranks_test import HAS_TORCH, PYTHON
+
+CASES = str(pathlib.Path(__file__).with_name("torch_cases.py"))
+COMMAND = os.path.join(BUILD, "bin", "cppool")
+pytestmark = pytest.mark.skipif(not HAS_TORCH, reason=f"{PYTHON} has no torch, which `scripts/setup --torch` installs")
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with cppool.Pools(python=PYTHON, preload=["torch"], backend="host", start_limit=120.0) as pools:
+        yield pools
+
+
+@pytest.fixture(params=[2, 4])
+def pool(pools, request):
+    return pools.at(request.param)
+
+
+def call(pool, name, kwargs=None, **options):
+    return pool.call(f"{CASES}:{name}", kwargs, **options)
+
+
+def test_reduce(pool):
+    result = call(pool, "reduce")
+    assert result.ok and result.ranks[0].extra["value"] == ["cpu", True] and "reduce" in result.ranks[0].gpu_ms, result.describe()
+    assert pool.hello()["transport"] == "gloo" and pool.hello()["python"]["torch"]
+
+
+def test_lent_and_own(pool):
+    assert call(pool, "lent").ranks[0].extra["value"] == 2 * pool.world_size
+    assert call(pool, "own", own_group=True).ranks[0].extra["value"] == pool.world_size
+    assert call(pool, "reduce").ok
+
+
+@pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("exit", "sys.exit(3)"),
+                                        ("_exit", "exited with code 5"), ("abort", "killed by signal 6"), ("segmentation fault", "killed by signal 11")])
+def test_the_cause_comes_first(pool, kind, text):
+    result = call(pool, "fault", {"kind": kind}, verdict=False)
+    assert result.failure.rank == pool.world_size - 1 and text in result.error and result.failure.stage == "fault", result.describe()
+    assert call(pool, "reduce").ok
+
+
+@pytest.mark.parametrize("kind", ["sleep", "GIL", "stop"])
+def test_who_has_not_entered_the_collective(pool, kind):
+    result = call(pool, "fault", {"kind": kind}, deadline=3)
+    culprit = pool.world_size - 1
+    assert (result.failure.kind, result.failure.rank) == ("timeout", culprit), result.describe()
+    assert "all_reduce" in result.ranks[0].error and f"rank {culprit} has not entered" in result.ranks[0].error
+    assert f"others wait for rank {culprit}" in result.error
+    assert call(pool, "reduce").ok
+
+
+CLASSES = """
+import datetime, unittest, torch, torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+class TwoRanks(MultiProcContinuousTest):
+    world_size = 2
+    timeout = datetime.timedelta(seconds=60)
+    @classmethod
+    def backend_str(cls): return "gloo"
+    def test_group(self):
+        one = torch.ones(1)
+        dist.all_reduce(one, group=dist.new_group(list(range(self.world_size))))
+        self.assertEqual(one.item(), self.world_size)
+    def test_one_raises(self):
+        if self.rank == 1: raise ValueError("planted")
+        dist.all_reduce(torch.ones(1))
+    def test_skip(self): raise unittest.SkipTest("no moon")
+    def test_z_after(self): self.assertTrue(dist.is_initialized())
+
+class FourRanks(TwoRanks):
+    world_size = 4
+"""
+
+
+def test_torchs_continuous_tests(tmp_path):
+    (tmp_path / "test_classes.py").write_text(CLASSES)
+    if subprocess.run([PYTHON, "-c", "import pytest, expecttest"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        pytest.skip("pytest and expecttest are not in the Python with torch")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.path.join(BUILD, "python")}
+    done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.torch_testing", "test_classes.py"], cwd=tmp_path,
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "2 failed, 4 passed, 2 skipped" in done.stdout, done.stdout
+    assert "ValueError: planted" in done.stdout and "which rank 1 has not entered" in done.stdout  # and the tests after it ran
+
+
+def torchrun(*arguments, **environment):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "CPPOOL_PYTHON": PYTHON, **environment}
+    return subprocess.run([COMMAND, "torchrun", *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+import helper
+dist.init_process_group("gloo")
+total = torch.ones(2) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", total[0].item(), sys.argv[1:], os.environ["OF_CALLER"], helper.value)
+if sys.argv[1:] == ["fail"] and dist.get_rank() == 1:
+    raise ValueError("planted")
+dist.all_reduce(total)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("value = 'helped'\n")
+    script = str(tmp_path / "script.py")
+    with serving(tmp_path) as socket:
+        attached = {"CPPOOL_ATTACH": socket, "OF_CALLER": "here"}
+        done = torchrun("--standalone", "--nproc_per_node=2", script, "a", "--b", **attached)
+        assert done.returncode == 0 and done.stdout.splitlines() == ["sum 3.0 ['a', '--b'] here helped"] * 2, done
+        begin = time.monotonic()
+        done = torchrun("--nproc-per-node", "2", script, "fail", **attached)
+        assert done.returncode == 1 and "rank 1: ValueError: planted" in done.stderr and "all_reduce" in done.stderr, done
+        assert time.monotonic() - begin < 60  # and no time-out of gloo
+        shims = subprocess.run([COMMAND, "shims"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        done = subprocess.run(["torchrun", "--nproc-per-node=2", script], env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CPPOOL_PYTHON": PYTHON, **attached,
+                              "PATH": shims + os.pathsep + os.environ["PATH"]}, stdout=subprocess.PIPE, text=True, timeout=300)
+        assert done.returncode == 0 and done.stdout.count("sum 3.0") == 2
+    done = torchrun("--nproc-per-node", "2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", script, OF_CALLER="there")
+    assert done.returncode == 0 and "is for the real torchrun" in done.stderr and done.stdout.count("there") == 2, done
+
+
+@pytest.mark.parametrize("arguments, text", [((), "needs a script"), (("--nproc-per-node",), "has no value"), (("--nproc-per-node", "0", "x.py"), "from 1 to 64"),
+                                             (("--nproc-per-node=2",), "needs a script after"), (("--deadline", "x", "x.py"), "a number of seconds")])
+def test_wrong_torchrun(arguments, text):
+    done = torchrun(*arguments)
+    assert done.returncode == 2 and text in done.stderr, done
