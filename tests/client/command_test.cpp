@@ -783,7 +783,8 @@ TEST_CASE("the error for an unknown command names it and the nearest known one")
   ran = Cppool({}, "");
   CHECK(ran.code == 2);
   CHECK(ran.err ==
-        "cppool: a command is missing (known: run, bench, list, doctor, serve, ps, stop, pipe, torchrun, shims): see "
+        "cppool: a command is missing (known: run, bench, list, doctor, serve, ps, stop, pipe, torchrun, "
+        "shims): see "
         "`cppool --help`\n");
 }
 
