@@ -55,7 +55,9 @@ def test_tag_and_content(wheel):
                 "cppool/include/cppool/client.h", "cppool/include/cppool/pool.h", "cppool/pytest_plugin.py", "cppool/py.typed",
                 "cppool/share/cppool/_ranks/__main__.py", "cppool/share/cppool/_ranks/rank.py"} <= names
         assert ("cppool/lib/libcppool_cuda.so" in names) == os.path.exists(os.path.join(BUILD, "lib", "libcppool_cuda.so"))
-        assert not any("test" in name and name != "cppool/pytest_plugin.py" and "/examples/" not in name for name in names)
+        plugins = {"cppool/pytest_plugin.py", "cppool/_pytest_ranks.py", "cppool/torch_testing.py"}
+        assert plugins <= names and not any("test" in name and name not in plugins and "/examples/" not in name for name in names)
+        assert archive.getinfo("cppool/share/cppool/shims/torchrun").external_attr >> 16 & 0o111
 
 
 def test_libraries_that_it_needs(installed):
