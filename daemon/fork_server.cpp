@@ -650,7 +650,7 @@ std::vector<std::string> ForkServer::Changed(Clock::time_point deadline) {
   std::vector<std::string> changed;
   if (checked_)
     for (const Json& file : checked_->value("changed", Json::array())) changed.push_back(file);
-  if (!gone_.empty()) changed.push_back("the fork server " + gone_);
+  if (!checked_) changed.push_back("the fork server " + (gone_.empty() ? "does not answer" : gone_));
   return changed;
 }
 

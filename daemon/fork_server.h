@@ -143,7 +143,8 @@ class ForkServer {
   };
   // Forks the ranks of a world. `backend`: as the frame `fork` has it. Throws StartError; then all are dead.
   World Fork(int size, const std::string& backend, Clock::time_point deadline);
-  // Preloaded files that have changed on disk since they were imported.
+  // Why another server is needed: preloaded files that have changed on disk since they were imported, or that
+  // it has ended or does not answer.
   std::vector<std::string> Changed(Clock::time_point deadline);
   // To the rank alone; SIGKILL: to all that it has started, too. Of one that has ended: ignored.
   void Kill(const RankProcess& rank, int signal);

@@ -171,7 +171,7 @@ class Daemon {
     }
     watchdog_->Arm(Clock::now() + kExitLimit);
     phase_ = Phase::kEnding;
-    ranks_.reset();
+    ranks_->Close();  // it stays: what is known of libraries is asked until the end
     world_.reset();
     return 0;
   }

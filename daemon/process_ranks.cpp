@@ -20,6 +20,7 @@ using protocol::RunResult;
 using protocol::Status;
 
 constexpr std::chrono::seconds kKillLimit{5};
+constexpr std::chrono::seconds kAnswerLimit{5};    // of a fork server that is asked
 constexpr std::chrono::seconds kIdleLimit{60};     // for ranks that are started before they are needed
 constexpr std::chrono::seconds kVerdictLimit{10};  // a case that takes longer is not run again
 
@@ -55,7 +56,7 @@ std::string Listed(const Json& state) {
 ProcessRanks::ProcessRanks(UnderWay& under_way, Options options, Clock::time_point deadline)
     : under_way_(under_way), options_(std::move(options)), threads_(options_.world_size) {
   const auto start = Clock::now();
-  server_ = std::make_unique<ForkServer>(options_.server, deadline);
+  server_ = std::make_shared<ForkServer>(options_.server, deadline);
   const auto forks = Clock::now();
   world_ = server_->Fork(options_.world_size, options_.backend, deadline);
   server_ms_ = Milliseconds(forks - start);
@@ -64,6 +65,11 @@ ProcessRanks::ProcessRanks(UnderWay& under_way, Options options, Clock::time_poi
 }
 
 ProcessRanks::~ProcessRanks() = default;
+
+void ProcessRanks::Close() {
+  world_ = {};
+  server_.reset();
+}
 
 Json ProcessRanks::init_ms() const {
   Json times = {{"fork server", server_ms_}, {"ranks", ranks_ms_}};
@@ -143,10 +149,10 @@ void ProcessRanks::Ensure(Clock::time_point until) {
   try {
     if (!server_->KillAll(world_.ranks, Clock::now() + kKillLimit))
       Log(LogLevel::kError, "a rank has not ended 5 s after SIGKILL: what it holds is lost");
-    if (const auto changed = server_->Changed(until); !changed.empty()) {
-      Log(LogLevel::kInfo, "the fork server starts anew, since " + changed.front() + " has changed");
+    if (const auto why = server_->Changed(std::min(until, Clock::now() + kAnswerLimit)); !why.empty()) {
+      Log(LogLevel::kInfo, "another fork server is started: " + why.front());
       server_.reset();
-      server_ = std::make_unique<ForkServer>(options_.server, until);
+      server_ = std::make_shared<ForkServer>(options_.server, until);
     }
     world_ = server_->Fork(options_.world_size, options_.backend, until);
   } catch (const StartError& error) {
@@ -171,7 +177,7 @@ ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& in
                                          Clock::time_point until) {
   Once once;
   const auto runner =
-      std::make_shared<ProcessRunner>(threads_, *server_, world_.ranks, prepared, next_id_, tag);
+      std::make_shared<ProcessRunner>(threads_, server_, world_.ranks, prepared, next_id_, tag);
   next_id_ += 2;
   const auto run = std::make_shared<CaseRun>(
       RankRunners{runner}, prepared, std::shared_ptr<protocol::RunControl>(incoming, &incoming->control),
@@ -213,6 +219,9 @@ RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const
   if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
 
   std::string replaced;
+  for (const auto& rank : world_.ranks)
+    if (const auto end = rank->End(); end && ready_)
+      replaced = "before the case, rank " + std::to_string(rank->rank()) + " " + *end;
   if (request.fresh && used_) {
     replaced = "fresh ranks were asked for";
     Replace();

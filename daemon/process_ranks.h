@@ -42,6 +42,7 @@ class ProcessRanks : public Ranks {
   std::chrono::milliseconds DeadlineMargin() const override { return std::chrono::seconds(8); }
   void WhileIdle() override;
   protocol::Json Memory() override { return protocol::Json::array(); }
+  void Close() override;
   std::string BeingOpened() const override { return ""; }
   std::string NamedLibrary(const std::string&) const override { return ""; }
 
@@ -62,7 +63,7 @@ class ProcessRanks : public Ranks {
   UnderWay& under_way_;
   const Options options_;
   RankThreads threads_;
-  std::unique_ptr<ForkServer> server_;
+  std::shared_ptr<ForkServer> server_;
   ForkServer::World world_;
   bool ready_ = false;  // `world_` can run a case
   bool used_ = false;   // it has run one

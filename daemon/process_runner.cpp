@@ -114,11 +114,11 @@ Collective LastIn(const std::string& group, const Json& answer) {
 
 }  // namespace
 
-ProcessRunner::ProcessRunner(RankThreads& threads, ForkServer& server,
+ProcessRunner::ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> server,
                              std::vector<std::shared_ptr<RankProcess>> ranks,
                              std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag)
     : threads_(threads),
-      server_(server),
+      server_(std::move(server)),
       place_(static_cast<int>(ranks.size())),
       prepared_(std::move(prepared)),
       id_(id),
@@ -385,7 +385,7 @@ void ProcessRunner::Abort(const std::string& reason) {
       if (IsDone(ranks_[i].report)) continue;
       ranks_[i].at_abort = now[i];
     }
-    server_.Kill(*ranks_[i].process, SIGKILL);
+    server_->Kill(*ranks_[i].process, SIGKILL);
   }
 }
 
@@ -397,7 +397,7 @@ ProcessRunner::Answer ProcessRunner::Ask(std::size_t index, bool stacks, Clock::
     answer.asked = true;
     answer.stacks = std::move(*told);
   } else if (stacks) {
-    server_.Kill(process, ForkServer::kStacksSignal);
+    server_->Kill(process, ForkServer::kStacksSignal);
     answer.text = process.WaitForStacks(Clock::now() + kSignalLimit);
   }
   return answer;

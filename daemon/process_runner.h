@@ -19,10 +19,11 @@ namespace cppool::daemon {
 // Use make_shared: each rank's thread that is at work holds a reference.
 class ProcessRunner : public RankRunner, public std::enable_shared_from_this<ProcessRunner> {
  public:
-  // `threads` and `server` must outlive every thread that runs the case. `id`: of the frame `load`, and the
+  // `threads` must outlive every thread that runs the case. `id`: of the frame `load`, and the
   // next number that of `run`; never used twice in a world. `tag` names the request in log lines.
-  ProcessRunner(RankThreads& threads, ForkServer& server, std::vector<std::shared_ptr<RankProcess>> ranks,
-                std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag);
+  ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> server,
+                std::vector<std::shared_ptr<RankProcess>> ranks, std::shared_ptr<const PreparedRun> prepared,
+                std::uint64_t id, std::string tag);
 
   const kernels::Place& place() const override { return place_; }
   void Start(std::shared_ptr<Meeting> meeting, Sink sink) override;
@@ -79,7 +80,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   const Rank& At(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
   RankThreads& threads_;
-  ForkServer& server_;
+  const std::shared_ptr<ForkServer> server_;  // a question to a rank may outlive the run
   const kernels::Place place_;
   const std::shared_ptr<const PreparedRun> prepared_;
   const std::uint64_t id_;

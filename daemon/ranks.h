@@ -39,6 +39,7 @@ class Ranks {
   // No request has followed the last answer for a moment.
   virtual void WhileIdle() = 0;
   virtual protocol::Json Memory() = 0;  // by rank, as `stats` has it
+  virtual void Close() {}               // at the end: processes of its own end
 
   // Any thread: the library that is being opened now, empty: none; and the file that a request named and of
   // which `copy` was loaded, empty: none.

@@ -275,7 +275,7 @@ def test_nothing_outlives_the_daemon(way, tmp_path):
             daemon.stdin.write(json.dumps({"op": "run", "python": {"function": function("passes")}}).encode() + b"\n")
             daemon.stdin.flush()
             answers = [json.loads(daemon.stdout.readline())]
-            assert answers[0]["ok"], answers
+            assert answers[0]["ok"] and "before the case" in answers[0]["replaced"], answers
         if way == "SIGKILL":
             daemon.kill()
         daemon.stdin.close()
