@@ -200,16 +200,19 @@ def test_cancel(pool, tmp_path):
 
 
 def test_status(pool, tmp_path):
-    seen = []
     def ask():
-        eventually(lambda: os.path.exists(f"{tmp_path}/second 0") and eventually(lambda: "second" in pool.status()["text"]))
-        seen.append(pool.status())
+        """The pool's status once the ranks wait, which takes them a while."""
+        def waits():
+            seen.append(pool.status())
+            return [rank["stage"] for rank in seen[-1]["ranks"]] == ["second", "fault"] and "ranks_cases.py" in seen[-1]["text"]
+        waited.append(eventually(lambda: os.path.exists(f"{tmp_path}/second 0")) and eventually(waits))
         pool.cancel()
+    seen, waited = [], []
     thread = threading.Thread(target=ask)
     thread.start()
     pool.call(function("fault"), {"folder": str(tmp_path), "kind": "sleep"})
     thread.join()
-    assert [rank["stage"] for rank in seen[0]["ranks"]] == ["second", "fault"] and "ranks_cases.py" in seen[0]["text"], seen
+    assert waited == [True], seen[-1:]
 
 
 def test_the_other_kind_is_refused(pool):

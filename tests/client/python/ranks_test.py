@@ -152,7 +152,7 @@ def test_abandoned_processes_are_ended_by_the_next_server(tmp_path):
     assert is_running(pid)
     other = Server()
     assert eventually(lambda: not is_running(pid))
-    assert f"process {pid} was left by the ranks of a daemon that is gone" in other.text()
+    assert eventually(lambda: f"process {pid} was left by the ranks of a daemon that is gone" in other.text())
     assert other.end() == 0
 
 
@@ -472,7 +472,7 @@ def test_preload(tmp_path):
     server = Server(preload="fine,threaded", environment={"PYTHONPATH": str(tmp_path)})
     assert server.ready["preloaded"] == ["fine"] and server.ready["import_ms"][0][1] >= 10
     assert server.ready["deferred"][0]["module"] == "threaded" and "it starts threads" in server.ready["deferred"][0]["why"]
-    assert "threaded cannot be imported before the fork" in server.text()
+    assert eventually(lambda: "threaded cannot be imported before the fork" in server.text())
     world = World(server, 2)
     world.load(function=f"{tmp_path}/case.py:f")
     assert world.run(kwargs={}).reports[1]["value"] == [True]
@@ -510,7 +510,7 @@ def test_broken_frames_end_the_receiver(world):
     world.fork()
     server = Server()
     server.send("dance")
-    assert server.process.wait(timeout=LIMIT) == 2 and "unknown frame 'dance'" in server.text()
+    assert server.process.wait(timeout=LIMIT) == 2 and eventually(lambda: "unknown frame 'dance'" in server.text())
 
 
 def test_frames_of_many_bytes(world):
