@@ -5,9 +5,11 @@ user_case_test runs the larger case and the kernels, plugin_test.py the pytest f
     examples_test.py ROOT BUILD CMAKE
 """
 import functools
+import glob
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,6 +97,22 @@ class Examples(unittest.TestCase):
                     self.assertEqual(daemons(), first)
                 finally:
                     server.terminate()
+
+    def test_pkg_config(self):
+        """Both libraries without CMake, moved with their prefix."""
+        if shutil.which("pkg-config") is None:
+            self.skipTest("no pkg-config")
+        (folder,) = glob.glob(os.path.join(self.prefix, "lib*", "**", "pkgconfig"), recursive=True)
+        c_program = os.path.join(self.folder.name, "program.c")
+        with open(c_program, "w", encoding="utf-8") as file:
+            file.write("#include <cppool/client.h>\n#include <stdio.h>\nint main(void) { return puts(cppool_client_version()) < 0; }\n")
+        for package, compiler, source, text in (("cppool_client", ["c++", "-std=c++20"], self.example("client/program.cpp"), "2 ranks: passed"),
+                                                ("cppool_client_c", ["cc"], c_program, "0.")):
+            flags = self.run_command("pkg-config", "--cflags", "--libs", package, environment={"PKG_CONFIG_PATH": folder}).split()
+            self.assertIn("-I" + self.prefix + "/include", [os.path.normpath(flag) if flag.startswith("-I") else flag for flag in flags])
+            out = os.path.join(self.folder.name, package)
+            self.run_command(*compiler, source, "-o", out, *flags, "-Wl,-rpath," + os.path.dirname(folder))
+            self.assertIn(text, self.run_command(out))
 
     def test_pipes(self):
         answers = [json.loads(line) for line in self.run_command(self.example("client/pipes.sh")).splitlines()]

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 
 __tracebackhide__ = True  # pytest shows the user's line, and not how it went on from there
 
+_SONAME = "libcppool_client.so.0.1"  # of the interface that this file is written for: client/c_api/CMakeLists.txt
 _OK, _NO_ANSWER, _INVALID, _INTERRUPTED, _INTERNAL = range(5)
 _LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -47,7 +48,7 @@ def library() -> ctypes.PyDLL:
     """Throws ImportError when there is none."""
     global _library
     if _library is None:
-        path = os.path.join(prefix(), "lib", "libcppool_client.so")
+        path = os.path.join(prefix(), "lib", _SONAME)
         try:
             # PyDLL: the library itself gives up the interpreter's lock in every wait, and looks for signals there.
             loaded = ctypes.PyDLL(path)
