@@ -1,10 +1,12 @@
 """Warm pools: one daemon per world size."""
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import unittest
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from ._library import Handle, NoAnswer, entries, text_of
 from ._library import call as call_library
@@ -314,6 +316,14 @@ class Pools:
         pool = self._pools.get(world_size)
         return pool if pool is not None else self._pools.setdefault(world_size, self._make(world_size))
 
+    def warm(self, world_sizes: Iterable[int]) -> None:
+        """Starts their daemons and does not wait for them. What fails is told by the first call that needs it."""
+        def start(pool: Pool) -> None:
+            with contextlib.suppress(PoolError):
+                pool.hello()
+        for world_size in world_sizes:
+            threading.Thread(target=start, args=[self.at(world_size)], daemon=True).start()
+
     def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, world_size: Optional[int] = None, **options: Any) -> Result:
         """As `at(world_size).run`; the default is a Cell's own world size, else 2."""
         if world_size is None:
@@ -336,7 +346,15 @@ class Pools:
         self.stop()
 
 
-_called: dict[tuple[Any, ...], Pools] = {}  # the pools of `call`, which stay until this process ends
+_shared: dict[tuple[Any, ...], Pools] = {}
+
+
+def shared_pools(python: Union[_Path, bool] = True, preload: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None) -> Pools:
+    """Pools of Python ranks, the same ones for the same arguments, which stay until this process ends; of the server at $CPPOOL_ATTACH, if any."""
+    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())))
+    if key not in _shared:
+        _shared[key] = Pools(python=python, preload=preload, environment=environment, attach=os.environ.get("CPPOOL_ATTACH") or None)
+    return _shared[key]
 
 
 def call(target: str, kwargs: Optional[Mapping[str, Any]] = None, *, world_size: int = 2, python: Union[_Path, bool] = True,
@@ -346,9 +364,7 @@ def call(target: str, kwargs: Optional[Mapping[str, Any]] = None, *, world_size:
     The ranks stay for the next call. Throws CaseFailed, an AssertionError, for a case that did not pass, unittest.SkipTest for one that was
     skipped, and what Pool.call throws; `options` are its.
     """
-    key = (str(python), tuple(preload))
-    pools = _called.get(key) or _called.setdefault(key, Pools(python=python, preload=preload, attach=os.environ.get("CPPOOL_ATTACH") or None))
-    result = pools.call(target, kwargs, world_size=world_size, **options)
+    result = shared_pools(python, preload).call(target, kwargs, world_size=world_size, **options)
     if result.status == "skipped":
         raise unittest.SkipTest(result.error)
     if not result.ok:

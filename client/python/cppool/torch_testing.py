@@ -16,9 +16,7 @@ from typing import Any, Optional
 
 import pytest
 
-from ._pool import PoolError, Pools, caller
-
-_pools: Optional[Pools] = None
+from ._pool import PoolError, caller, shared_pools
 
 
 class _Process:
@@ -48,15 +46,13 @@ class _Tasks:
 
 def _outcome(test: type, world_size: int, test_id: str) -> Any:
     """As a worker puts it: the test's id, or an exception."""
-    global _pools
     file = inspect.getfile(test)
     case = {"function": f"{os.path.abspath(__file__)}:run_on_rank", "roots": [os.path.dirname(os.path.abspath(file))], **caller(),
             "kwargs": {"module": test.__module__, "file": os.path.abspath(file), "name": test.__name__, "test_id": test_id}}
-    if _pools is None:
-        _pools = Pools(python=True, preload=["torch.testing._internal.common_distributed"], attach=os.environ.get("CPPOOL_ATTACH") or None)
+    pools = shared_pools(preload=["torch.testing._internal.common_distributed"])
     own_group = test.opts() is not None  # type: ignore[attr-defined]  # options that the warm group was made without
     try:
-        result = _pools.at(world_size).run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
+        result = pools.at(world_size).run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
     except PoolError as error:
         return RuntimeError(str(error))
     if result.status == "skipped":
@@ -104,8 +100,3 @@ def pytest_configure(config: pytest.Config) -> None:
 
     MultiProcContinuousTest.setUp = without_poison
     MultiProcContinuousTest._spawn_processes = classmethod(_spawn_processes)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if _pools is not None:
-        _pools.stop()

@@ -95,6 +95,80 @@ def test_torchs_continuous_tests(tmp_path):
     assert "ValueError: planted" in done.stdout and "which rank 1 has not entered" in done.stdout  # and the tests after it ran
 
 
+# As much of DeepSpeed and of its tests/unit/common.py as its tests need.
+DEEPSPEED = """
+import torch.distributed as dist
+def init_distributed(rank, world_size):
+    if not dist.is_initialized(): dist.init_process_group("gloo", rank=rank, world_size=world_size)
+"""
+ACCELERATOR = """
+class Cpu:
+    def is_available(self): return True
+    def device_count(self): return 4
+def get_accelerator(): return Cpu()
+"""
+COMMON = """
+import os, deepspeed, deepspeed.accelerator, pytest
+from _pytest.outcomes import Skipped
+class DistributedExec:
+    world_size, init_distributed, set_dist_env, non_daemonic_procs, exec_timeout = 2, True, True, False, 60
+    def _launch_procs(self, num_procs, init_method): raise NotImplementedError("processes")
+    def _dist_run(self, local_rank, num_procs, master_port, init_method, skip_msg=""):
+        if self.init_distributed: deepspeed.init_distributed(local_rank, num_procs)
+        try: self.run(**self.kwargs)
+        except Skipped as skip: return skip.msg
+        return skip_msg
+class DistributedTest(DistributedExec):
+    is_dist_test = True
+    def run(self, **kwargs): getattr(self, self.name)(**kwargs)
+    def __call__(self, request):
+        self.name, self.kwargs = request.function.__name__, {name: request.getfixturevalue(name) for name in request.fixturenames if name == "number"}
+        mark = request.node.get_closest_marker("world_size")
+        self._launch_procs(mark.args[0] if mark else self.world_size, None)
+"""
+DEEPSPEED_CONFTEST = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    if getattr(item.cls, "is_dist_test", False):
+        item.cls()(item._request)
+        item.runtest = lambda: True
+"""
+DEEPSPEED_TESTS = """
+import os, pytest, torch, torch.distributed as dist
+from common import DistributedTest
+class TestLent(DistributedTest):
+    @pytest.mark.parametrize("number", [5, 6])
+    def test_reduce(self, number):
+        total = torch.ones(1) * number
+        dist.all_reduce(total)
+        assert total.item() == 2 * number
+    @pytest.mark.world_size(4)
+    def test_four(self): assert dist.get_world_size() == 4
+    @pytest.mark.world_size(5)
+    def test_five(self): assert False
+    def test_one_fails(self):
+        if dist.get_rank() == 1: raise ValueError("planted")
+        dist.all_reduce(torch.ones(1))
+    def test_skip(self): pytest.skip("no moon")
+class TestAlone(DistributedTest):
+    init_distributed = set_dist_env = False
+    def test(self): assert not dist.is_initialized() and "RANK" not in os.environ
+"""
+
+
+def test_deepspeeds_tests(tmp_path):
+    for name, text in {"deepspeed/__init__.py": DEEPSPEED, "deepspeed/accelerator.py": ACCELERATOR, "common.py": COMMON, "conftest.py": DEEPSPEED_CONFTEST,
+                       "test_suite.py": DEEPSPEED_TESTS, "pytest.ini": "[pytest]\nmarkers = world_size: of the test\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.path.join(BUILD, "python")}
+    done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.deepspeed", "test_suite.py"], cwd=tmp_path,
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "1 failed, 4 passed, 2 skipped" in done.stdout, done.stdout
+    assert "ValueError: planted" in done.stdout and "no moon" in done.stdout and "it needs 5 devices, and there are 4" in done.stdout
+
+
 def torchrun(*arguments, **environment):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "CPPOOL_PYTHON": PYTHON, **environment}
     return subprocess.run([COMMAND, "torchrun", *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)

@@ -386,6 +386,7 @@ class Rank:
         self.page.write(RESET)
         groups = self.group.end() if self.group is not None else []
         state.reset_compiler()
+        state.reset_libraries()
         state.stop_helpers()
         gc.collect()
         differed, left, accepted = self.snapshot.restore(bool(imported))

@@ -289,3 +289,26 @@ def reset_compiler():
     if dynamo is not None and dynamo.counters:
         sys.modules["torch"].compiler.reset()
         dynamo.counters.clear()
+
+
+# What libraries keep of a group or a case, by module.
+_LIBRARIES = {
+    "deepspeed.comm.comm": lambda comm: setattr(comm, "cdb", None),
+    "megatron.core.parallel_state": lambda parallel: parallel.destroy_model_parallel(),
+    "accelerate.state": lambda state: (state.AcceleratorState._reset_state(reset_partial_state=True), state.GradientState._reset_state()),
+    "transformer_engine.pytorch.quantization": lambda module: module.FP8GlobalStateManager.reset(),
+    "transformer_engine.pytorch.fp8": lambda module: module.FP8GlobalStateManager.reset(),  # an older version
+    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention":
+        lambda module: module._attention_backends.update(backend_selection_requires_update=True),
+}
+
+
+def reset_libraries():
+    """Puts them back as after their import. One that has changed since is left as it is."""
+    for name, reset in _LIBRARIES.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            try:
+                reset(module)
+            except Exception:
+                pass
