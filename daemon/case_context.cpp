@@ -52,6 +52,9 @@ CaseContext::CaseContext(const PreparedRun& run, kernels::RankRuntime& runtime, 
   c_.check = [](cppool_case_context* c, const cppool_check* check) {
     Self(c).Guard([&] { Self(c).AddCheck(*check); });
   };
+  c_.locate = [](cppool_case_context* c, const cppool_location* location) {
+    Self(c).Guard([&] { Self(c).AddLocation(*location); });
+  };
   c_.result = [](cppool_case_context* c, const char* name, const char* json) {
     Self(c).Guard([&] { Self(c).AddResult(name, json); });
   };
@@ -163,6 +166,19 @@ void CaseContext::AddCheck(const cppool_check& check) {
   result.ok = check.ok && std::isfinite(check.max_abs_err) && std::isfinite(check.rel_err);
   if (check.ratio != 0) result.ratio = check.ratio;
   checks.push_back(std::move(result));
+}
+
+void CaseContext::AddLocation(const cppool_location& location) {
+  if (checks.empty()) return Misuse("the case located an error before it reported a check");
+  protocol::Check& check = checks.back();
+  if (location.index_json) {
+    const Json index = Json::parse(location.index_json, nullptr, false);
+    if (!protocol::IsIndex(index))
+      return Misuse("the case located an error at an index that is no JSON of integers");
+    check.worst = cppool::Worst{index, location.got, location.wanted};
+  }
+  if (location.bad >= 0) check.bad = static_cast<std::uint64_t>(location.bad);
+  if (location.where) check.where = location.where;
 }
 
 void CaseContext::AddResult(const char* name, const char* json) {

@@ -57,6 +57,7 @@ class CaseContext {
   void EndCancelled();
   void AddWork(const char* stage, double flops);
   void AddCheck(const cppool_check& check);
+  void AddLocation(const cppool_location& location);
   void AddResult(const char* name, const char* json);
   void Fail(const char* detail);
   void FailBy(const char* detail, int culprit);

@@ -72,11 +72,13 @@ void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
         !reason.empty() && std::none_of(result.checks.begin(), result.checks.end(), [&](const Check& each) {
           return NameOf(each) != NameOf(*check) && reason.starts_with(NameOf(each) + ": ");
         });
+    const std::string worst = DescribeWorst(*check);
     result.status = Status::kFailed;
     result.error = "rank " + std::to_string(check->rank) + ": " + NameOf(*check) + ": " + numbers +
                    (check->max_abs_err <= check->tolerance && !explained ? " (holds: see rel_err)" : "") +
                    " (" + std::to_string(failed) + " of " + std::to_string(result.checks.size()) +
-                   " checks do not hold)" + (reason.empty() ? "" : ": " + reason);
+                   " checks do not hold)" + (reason.empty() ? "" : ": " + reason) +
+                   (worst.empty() ? "" : "; " + worst);
     result.failure = protocol::Failure{FailureKind::kMismatch, check->rank, "", result.error};
   } else if (cause) {
     const RankFailure& failure = cause->failure;

@@ -78,6 +78,13 @@ protocol::Check CheckFrom(const Json& json) {
   check.tolerance = NumberFrom(json.at("tolerance"));
   json.at("ok").get_to(check.ok);
   if (json.contains("ratio")) check.ratio = NumberFrom(json.at("ratio"));
+  if (json.contains("worst")) {
+    const Json& worst = json.at("worst");
+    check.worst =
+        cppool::Worst{worst.at("index"), NumberFrom(worst.at("got")), NumberFrom(worst.at("wanted"))};
+  }
+  if (json.contains("bad")) check.bad = json.at("bad").get<std::uint64_t>();
+  if (json.contains("where")) json.at("where").get_to(check.where);
   return check;
 }
 

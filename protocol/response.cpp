@@ -3,12 +3,48 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iomanip>
 #include <limits>
 #include <ostream>
+#include <sstream>
 #include <stdexcept>
 
 #include "base/digest.h"
 #include "protocol/text.h"
+
+namespace cppool {
+
+std::string DescribeWorst(const Check& check) {
+  std::ostringstream text;
+  if (check.worst) {
+    const auto& [index, got, wanted] = *check.worst;
+    text << "worst at ";
+    if (index.is_object()) {
+      std::vector<std::string> names = {"sequence", "head", "token", "query", "key", "dim"};
+      for (const auto& [name, value] : index.items())
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      const char* before = "";
+      for (const std::string& name : names) {
+        if (!index.contains(name)) continue;
+        text << before << name << ' ' << index.at(name).dump();
+        before = ", ";
+      }
+    } else {
+      text << index.dump();
+    }
+    text << ": got " << std::setprecision(9) << got << ", wanted " << wanted;
+  }
+  std::string out = check.where;
+  if (check.bad) {
+    out = *check.bad == 0
+              ? "no element alone is out"
+              : std::to_string(*check.bad) + (*check.bad == 1 ? " element is out" : " elements are out");
+    if (!check.where.empty()) out += ": " + check.where;
+  }
+  return text.str() + (check.worst && !out.empty() ? "; " : "") + out;
+}
+
+}  // namespace cppool
 
 namespace cppool::protocol {
 namespace {
@@ -191,6 +227,17 @@ Check ReadCheck(const Reader& reader) {
   check.tolerance = reader.Double("tolerance");
   check.ok = reader.Boolean("ok");
   if (reader.Find("ratio")) check.ratio = reader.Double("ratio");
+  if (reader.Find("worst")) {
+    const Reader worst(reader.Get("worst"), reader.Path("worst"));
+    const Json& index = worst.Get("index");
+    if (!IsIndex(index)) Reader::Refuse(worst.Path("index"), "a list or an object of integers", index);
+    check.worst = Worst{index, worst.Double("got"), worst.Double("wanted")};
+  }
+  if (const Json* bad = reader.Find("bad")) {
+    if (!bad->is_number_unsigned()) Reader::Refuse(reader.Path("bad"), "an integer from 0 on", *bad);
+    check.bad = bad->get<std::uint64_t>();
+  }
+  if (reader.Find("where")) check.where = reader.String("where");
   if (check.ok && !(std::isfinite(check.max_abs_err) && std::isfinite(check.rel_err)))
     throw std::runtime_error("in the response, " + Quoted(reader.Path("ok")) +
                              " is true, and the error is not finite");
@@ -198,6 +245,11 @@ Check ReadCheck(const Reader& reader) {
 }
 
 }  // namespace
+
+bool IsIndex(const Json& index) {
+  return index.is_structured() &&
+         std::all_of(index.begin(), index.end(), [](const Json& each) { return each.is_number_integer(); });
+}
 
 std::optional<Status> ParseStatus(std::string_view word) {
   for (const auto& [value, known] : kStatuses) {
@@ -215,6 +267,12 @@ Json ToJson(const Check& check, Json (*number)(double)) {
                {"tolerance", number(check.tolerance)},
                {"ok", check.ok}};
   if (check.ratio) json["ratio"] = number(*check.ratio);
+  if (check.worst)
+    json["worst"] = {{"index", check.worst->index},
+                     {"got", number(check.worst->got)},
+                     {"wanted", number(check.worst->wanted)}};
+  if (check.bad) json["bad"] = *check.bad;
+  if (!check.where.empty()) json["where"] = check.where;
   return json;
 }
 

@@ -22,7 +22,8 @@ std::string DescribeCheck(const Check& check) {
   text << check.tensor << " of rank " << check.rank << " against " << check.against << ": max_abs_err "
        << check.max_abs_err << ", rel_err " << check.rel_err << ", tolerance " << check.tolerance;
   if (check.ratio) text << ", ratio " << *check.ratio;
-  return text.str();
+  const std::string worst = DescribeWorst(check);
+  return text.str() + (worst.empty() ? "" : "; " + worst);
 }
 
 std::vector<std::string> LinesOf(const std::string& text) {

@@ -75,6 +75,18 @@ class Report : public kernels::AttentionReport {
                              verdict.ok,
                              verdict.ratio};
     c_->check(c_, &check);
+    if (verdict.worst || verdict.bad || !verdict.where.empty()) {
+      Json index = Json::object();
+      if (verdict.worst)
+        for (const auto& [name, value] : verdict.worst->index) index[name] = value;
+      const std::string text = index.dump();
+      const cppool_location location{verdict.worst ? text.c_str() : nullptr,
+                                     verdict.worst ? verdict.worst->got : 0,
+                                     verdict.worst ? verdict.worst->wanted : 0,
+                                     verdict.bad ? static_cast<std::int64_t>(*verdict.bad) : -1,
+                                     verdict.where.empty() ? nullptr : verdict.where.c_str()};
+      c_->locate(c_, &location);
+    }
     if (verdict.block_ratio > 0) {
       block_ratio_[kernels::NameOf(tensor)][against] = verdict.block_ratio;
       c_->result(c_, "block_ratio", block_ratio_.dump().c_str());

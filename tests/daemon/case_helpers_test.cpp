@@ -89,11 +89,15 @@ TEST_CASE("a comparison sees NaN and infinities, and the first element that is w
   const Comparison wrong = compared({1, -2, 4, 1});
   CHECK_FALSE(wrong.ok);
   CHECK(wrong.first == 2);
+  CHECK(wrong.bad == 2);
+  CHECK(wrong.worst == 2);
+  CHECK((wrong.got == 4 && wrong.wanted == 3));
   CHECK(wrong.max_abs_err == 1);
   for (const float odd : {kNan, kInfinity, -kInfinity}) {
     const Comparison bad = compared({1, odd, 3, 0}, 1e30);
     CHECK_FALSE(bad.ok);
     CHECK(bad.first == 1);
+    CHECK((bad.bad == 1 && bad.worst == 1 && bad.wanted == -2));
     CHECK(std::isnan(bad.max_abs_err));
   }
   const std::vector<float> special = {kNan, kInfinity, 1};

@@ -138,7 +138,7 @@ TEST_CASE("hello describes the world") {
                                          "fp8",      "idle_exit", "inapplicable", "inputs",  "kernels",
                                          "leaks",    "load",      "perturb",      "profile", "progress",
                                          "ratio",    "samples",   "sampling",     "stack",   "start_line",
-                                         "status",   "trace",     "validate",     "waits",   "warnings"};
+                                         "status",   "trace",     "validate",     "waits",   "warnings", "worst"};
     if (faults) features.emplace_back("fault");
     std::sort(features.begin(), features.end());
     std::vector<std::string> named = hello.at("features");

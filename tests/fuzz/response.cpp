@@ -51,8 +51,13 @@ void RequireSameLines(std::string_view bytes, std::size_t limit, std::size_t pie
 // All members as JSON text, in which NaN equals itself. By structured binding: a member that is added is a
 // compile error here until it is compared too.
 Json Members(const protocol::Check& check) {
-  const auto& [tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio] = check;
-  return {tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio.value_or(0), ratio.has_value()};
+  const auto& [tensor, against, rank, max_abs_err, rel_err, tolerance, ok, ratio, worst, bad, where] = check;
+  const Json place = worst ? Json{worst->index, worst->got, worst->wanted} : Json();
+  return {tensor,      against,           rank,
+          max_abs_err, rel_err,           tolerance,
+          ok,          ratio.value_or(0), ratio.has_value(),
+          place,       bad.value_or(0),   bad.has_value(),
+          where};
 }
 Json Members(const protocol::Rank& result) {
   const auto& [rank, ok, error, gpu_ms, samples, extra, traceback, output] = result;

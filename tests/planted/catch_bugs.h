@@ -70,6 +70,24 @@ inline void CatchesFp8Bug(const cppool::kernels::PlantableBug& bug, const std::v
               caught.failed.empty() ? "" : caught.failed.front().c_str());
 }
 
+// A failed check names its worst element. zero: that is 0, where it should not be.
+inline void CheckLocation(const cppool::Json& check, bool zero) {
+  const cppool::Json& worst = check.at("worst");
+  const std::set<std::string> bias = {"sequence", "head", "query", "key"},
+                              of_head = {"sequence", "head", "token"};
+  std::set<std::string> names;
+  for (const auto& [name, value] : worst.at("index").items()) names.insert(name);
+  names.erase("dim");
+  CHECK(names == (check.at("tensor") == "dbias" ? bias : of_head));
+  CHECK(worst.at("index").contains("dim") == (check.at("tensor") != "dbias" && check.at("tensor") != "lse"));
+  CHECK(std::abs(worst.at("got").get<double>() - worst.at("wanted").get<double>()) ==
+        Catch::Approx(check.at("max_abs_err").get<double>()));
+  if (zero) CHECK(worst.at("got") == 0);
+  const bool all_within = check.at("max_abs_err") <= check.at("tolerance");
+  if (!all_within && check.at("against") == "oracle") CHECK(check.at("bad") > 0);
+  CHECK(check.contains("where") == (check.at("bad") > 0));
+}
+
 // The last rows of each output of every rank, of one causal sequence: both references see it. `fewer`: 8 rows
 // of dk and dv, or one of out and dq. With a bias dbias is an output, too.
 inline void CatchesLastTiles(const cppool::kernels::PlantableBug& bug, int world_size, int seqlen, bool bias,
@@ -104,6 +122,7 @@ inline void CatchesLastTiles(const cppool::kernels::PlantableBug& bug, int world
       if (!check.at("ok") && check.at("tensor") == tensor)
         seen[check.at("against")].insert(check.at("rank").get<int>());
       if (check.at("tensor") != tensor) CHECK(check.at("ok"));
+      if (!check.at("ok")) CheckLocation(check, bug.bug == kernels::Bug::kLastTileZero);
     }
     CHECK(seen["no_cp"].size() == static_cast<std::size_t>(world_size));
     if (tensor != "dbias") CHECK(seen["oracle"].size() == static_cast<std::size_t>(world_size));

@@ -32,7 +32,8 @@ RunResult Sample() {
   rank.error = "broken";
   result.ranks.push_back(rank);
   result.checks = {{"out", "no_cp", 0, 1e-3, 2e-4, 2.5e-2, true, std::nullopt},
-                   {"dq", "oracle", 1, kNan, kInfinity, 0.5, false, 2.5}};
+                   {"dq", "oracle", 1, kNan, kInfinity, 0.5, false, 2.5,
+                    Worst{{{"head", 3}, {"token", 17}}, kNan, 1.5}, 64, "head 3"}};
   result.tflops = {{"forward", 350.5}};
   result.wall_ms = 12.5;
   result.seed = std::numeric_limits<std::uint64_t>::max();
@@ -67,7 +68,7 @@ TEST_CASE("a result is written with the protocol's members") {
               {"rank": 1, "ok": false, "error": "broken", "gpu_ms": {}}],
     "checks": [{"tensor": "out", "against": "no_cp", "rank": 0, "max_abs_err": 1e-3, "rel_err": 2e-4, "tolerance": 2.5e-2, "ok": true},
                {"tensor": "dq", "against": "oracle", "rank": 1, "max_abs_err": null, "rel_err": null, "tolerance": 0.5, "ok": false,
-                "ratio": 2.5}],
+                "ratio": 2.5, "worst": {"index": {"head": 3, "token": 17}, "got": null, "wanted": 1.5}, "bad": 64, "where": "head 3"}],
     "tflops": {"forward": 350.5}, "wall_ms": 12.5, "seed": 18446744073709551615, "stopped": "precision",
     "kernels": {"name": "cppool", "version": "1.2", "family": "host"}})"));
   RunResult passed;
@@ -85,6 +86,29 @@ TEST_CASE("a result is written with the protocol's members") {
   CHECK(ToJson(clash, std::nullopt)["ranks"][0]["rank"] ==
         0);  // a case cannot overwrite members of the daemon
   CHECK(ToJson(clash, std::nullopt)["ranks"][0]["ok"] == true);
+}
+
+TEST_CASE("where a check does not hold is said in a line") {
+  Check check = Sample().checks.at(1);
+  CHECK(DescribeWorst(check) ==
+        "worst at head 3, token 17: got nan, wanted 1.5; 64 elements are out: head 3");
+  check.worst->index = {17, 5};
+  check.where.clear();
+  check.bad = 1;
+  CHECK(DescribeWorst(check) == "worst at [17,5]: got nan, wanted 1.5; 1 element is out");
+  check.bad = 0;
+  CHECK(DescribeWorst(check) == "worst at [17,5]: got nan, wanted 1.5; no element alone is out");
+  check.worst.reset();
+  check.bad.reset();
+  CHECK(DescribeWorst(check).empty());
+  for (const char* wrong : {R"([1.5])", R"({"head": "3"})", "3", R"([[3]])"}) {
+    Json sent = ToJson(Sample(), Json(1));
+    sent["checks"][1]["worst"]["index"] = Json::parse(wrong);
+    CHECK_THROWS_WITH(RunResultFromJson(sent), Catch::Contains("a list or an object of integers"));
+  }
+  Json sent = ToJson(Sample(), Json(1));
+  sent["checks"][1]["bad"] = -1;
+  CHECK_THROWS_WITH(RunResultFromJson(sent), Catch::Contains("an integer from 0 on"));
 }
 
 TEST_CASE("a result that is written as a line is read back unchanged") {

@@ -16,6 +16,10 @@ class Check(NamedTuple):
     tolerance: float  #: absolute part of the limit on each element's error
     ok: bool
     ratio: Optional[float] = None  #: against the oracle: the largest error over plain attention's in the same dtype
+    #: of a check that does not hold, where it is known: the element that is furthest off, {"index", "got", "wanted"},
+    worst: Optional[Mapping[str, Any]] = None
+    bad: Optional[int] = None  #: how many elements are further off than they may be,
+    where: str = ""  #: and what these share: "head 3, sequence 0, tokens 0 to 63"
 
 
 class Rank(NamedTuple):
@@ -64,7 +68,18 @@ def _number(value: Any) -> float:
 def _check(json: Mapping[str, Any]) -> Check:
     ratio = json.get("ratio")
     return Check(json["tensor"], json["against"], json["rank"], _number(json.get("max_abs_err")), _number(json.get("rel_err")),
-                 _number(json.get("tolerance")), json["ok"], None if ratio is None else float(ratio))
+                 _number(json.get("tolerance")), json["ok"], None if ratio is None else float(ratio), json.get("worst"), json.get("bad"), json.get("where", ""))
+
+
+_LOCATED = ["worst at", "got", "wanted", "bad", "where"]
+
+
+def _located(check: Check) -> list[str]:
+    """The columns of a table on where it does not hold."""
+    worst = check.worst or {}
+    index = worst.get("index", "")
+    place = ", ".join(f"{name} {value}" for name, value in index.items()) if isinstance(index, dict) else str(index)
+    return [place, *(_short(_number(worst[name])) if worst else "" for name in ("got", "wanted")), "" if check.bad is None else str(check.bad), check.where]
 
 
 def _rank(json: Mapping[str, Any]) -> Rank:
@@ -190,8 +205,10 @@ class Result:
             lines.extend("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
         if bad:
-            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance"],
-                  *([c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance)] for c in bad))
+            located = _LOCATED if any(c.worst or c.bad is not None for c in bad) else []
+            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance", *located],
+                  *([c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance), *(_located(c) if located else [])]
+                    for c in bad))
         if checks:
             lines.append(f"  {len(checks) - len(bad)} of {len(checks)} checks hold")
         if self.ok and self.stages:
@@ -227,9 +244,10 @@ class Result:
             parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
         if self.checks:
-            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance", "ratio", "ok"],
+            located = _LOCATED if any(c.worst or c.bad is not None for c in self.checks) else []
+            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance", "ratio", "ok", *located],
                   [[c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance), _short(c.ratio),
-                    "yes" if c.ok else "NO"] for c in self.checks])
+                    "yes" if c.ok else "NO", *(_located(c) if located else [])] for c in self.checks])
         if self.stages:
             header, *rows = self._stage_rows()
             table(header, rows)

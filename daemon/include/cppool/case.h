@@ -61,6 +61,17 @@ typedef struct cppool_check {
   double ratio;
 } cppool_check;
 
+/* Where a check does not hold. */
+typedef struct cppool_location {
+  /* The element that is furthest off: JSON text, "[3, 17]" or "{\"head\": 3, \"token\": 17}"; NULL: not
+   * known.
+   */
+  const char* index_json;
+  double got, wanted;
+  int64_t bad;       /* elements that are further off than they may be; -1: not known */
+  const char* where; /* what these have in common, for people; NULL: nothing is known */
+} cppool_location;
+
 /* What a rank's `run` has. Its functions are for the thread that `run` was called on, until it returns; a
  * case with threads of its own reports for them there. Texts and structs that they are given are copied. */
 typedef struct cppool_case_context cppool_case_context;
@@ -110,6 +121,9 @@ struct cppool_case_context {
   /* As `fail`, with the culprit as cppool_failure has it: for a case that has kept the failure of a runtime's
    * call while it released what it holds, which may have failed too. */
   void (*fail_by)(cppool_case_context*, const char* detail, int culprit);
+  /* Says where the check that was reported last does not hold. An index that is no JSON object or list of
+   * integers is a bug of the case and ends it with `internal`. */
+  void (*locate)(cppool_case_context*, const cppool_location* location);
 };
 
 /* Relations between parameters, before any rank runs; called on one thread, with no runtime. Texts are

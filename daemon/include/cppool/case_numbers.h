@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <string>
 
 namespace cppool::cases {
 
@@ -93,6 +94,9 @@ struct Comparison {
   double tolerance = 0;
   bool ok = false;
   std::size_t first = 0;  // the first element beyond the tolerance; `count` when there is none
+  std::size_t bad = 0;    // how many are beyond it
+  std::size_t worst = 0;  // the element that is furthest off, with what it is and should be
+  double got = 0, wanted = 0;
 };
 
 // Elements are `got[i]` and `wanted[i]`, 0 <= i < count, anything that converts to double. It holds when no
@@ -103,13 +107,20 @@ Comparison Compare(const Got& got, const Wanted& wanted, std::size_t count, doub
   Comparison result;
   result.tolerance = tolerance;
   result.first = count;
-  double error = 0, norm = 0;
+  double error = 0, norm = 0, furthest = -1;
   bool finite = true;
   for (std::size_t i = 0; i < count; ++i) {
     const double a = static_cast<double>(got[i]), b = static_cast<double>(wanted[i]);
     const bool same = a == b || (std::isnan(a) && std::isnan(b));
     const double difference = same ? 0 : std::fabs(a - b);
-    if (!(difference <= tolerance) && result.first == count) result.first = i;
+    if (!(difference <= tolerance) && result.bad++ == 0) result.first = i;
+    const double off = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+    if (off > furthest) {
+      furthest = off;
+      result.worst = i;
+      result.got = a;
+      result.wanted = b;
+    }
     finite = finite && std::isfinite(difference);
     if (difference > result.max_abs_err) result.max_abs_err = difference;
     error += difference * difference;
@@ -144,6 +155,11 @@ inline void Report(cppool_case_context* c, const char* tensor, const char* again
   const cppool_check check{tensor,    against, result.max_abs_err, result.rel_err, result.tolerance,
                            result.ok, 0};
   c->check(c, &check);
+  if (result.ok || c->struct_size < offsetof(cppool_case_context, locate) + sizeof(c->locate)) return;
+  const std::string index = '[' + std::to_string(result.worst) + ']';
+  const cppool_location location{index.c_str(), result.got, result.wanted,
+                                 static_cast<std::int64_t>(result.bad), nullptr};
+  c->locate(c, &location);
 }
 
 }  // namespace cppool::cases

@@ -319,7 +319,10 @@ Fp8Verifier::Tally Fp8Verifier::CheckDelta() const {
 }
 
 void Fp8Verifier::Report(CheckedTensor tensor, const char* against, const Tally& tally) {
-  if (tally.count > 0) report_.Check(tensor, against, JudgeBits(tally.wrong, tally.count, tally.largest));
+  if (tally.count == 0) return;
+  Verdict verdict = JudgeBits(tally.wrong, tally.count, tally.largest);
+  if (!verdict.ok) verdict.bad = tally.wrong;
+  report_.Check(tensor, against, verdict);
 }
 
 void Fp8Verifier::CheckBits() {

@@ -40,6 +40,10 @@ void Add(CompareStats& sum, const CompareStats& part) {
   sum.count += part.count;
 }
 
+// Whether the tensor has one value for each head.
+bool IsOfHeads(CheckedTensor kind) {
+  return kind == CheckedTensor::kDsoftmaxOffset || kind == CheckedTensor::kMaxLogit;
+}
 CheckedTensor KindOf(const TensorSet::Tensor& tensor) { return std::get<CheckedTensor>(tensor.info.kind); }
 bool IsWhole(const TensorSet::Tensor& tensor) { return tensor.info.rows_of == TensorRows::kWhole; }
 
@@ -84,6 +88,7 @@ void Verifier::AgainstNoCp() {
   struct Comparison {
     CompareStats *values, *padding;  // NULL: the rank has no such rows
     BlockResults blocks;
+    CompareArgs args;
   };
   std::vector<Comparison> comparisons;
   Results<CompareStats> results(rt_, 2 * local_.outputs().size(), NotCompared());
@@ -107,13 +112,15 @@ void Verifier::AgainstNoCp() {
       args.b_rows = rows.positions;
       args.rows = rows.count;
     }
-    Comparison comparison{args.rows ? results.Next() : nullptr, nullptr, {}};
+    Comparison comparison{args.rows ? results.Next() : nullptr, nullptr, {}, {}};
     const CheckedTensor kind = KindOf(tensor);
     if (kind == CheckedTensor::kDbias)
       comparison.blocks = Divide(BlocksOfBias(0, BiasMatrices(spec_)), kBlockRows, args);
-    // The tolerance of lse is a few roundings already.
-    if (args.rows && !IsWhole(tensor) && kind != CheckedTensor::kLse)
+    else if (args.rows && IsWhole(tensor))
+      comparison.blocks = Divide(BlocksOfWhole(), 1, args);
+    else if (args.rows)
       comparison.blocks = Divide(RowsOf(tokens_.of(tensor.info), kAll).blocks, DimOf(tensor, spec_), args);
+    comparison.args = args;
     if (args.rows) kernels_.Compare(args, comparison.values, rt_->stream);
     if (!IsWhole(tensor) && !tokens_.of(tensor.info).padding.empty()) {
       args.a_rows = Upload(tokens_.of(tensor.info).padding);
@@ -136,7 +143,7 @@ void Verifier::AgainstNoCp() {
     blocks[KindOf(local_.outputs()[i])] = {comparisons[i].blocks};
   for (std::size_t i = 0; i < comparisons.size(); ++i) {
     const CheckedTensor kind = KindOf(local_.outputs()[i]);
-    const auto [values, padding, of_blocks] = comparisons[i];
+    const auto [values, padding, of_blocks, args] = comparisons[i];
     Verdict verdict;
     if (values && IsCast(kind)) {
       const auto& [ours, plain_here] = sampled_[kind];
@@ -147,12 +154,24 @@ void Verifier::AgainstNoCp() {
       verdict.tolerance = ToleranceNoCp(kind, DtypeOf(kind), gqa()).absolute;
       verdict.ok = true;
     }
-    JudgeBlocks(kind, "no_cp", blocks, verdict);
+    // The tolerance of lse is a few roundings already, and that of one value for each head, too.
+    const bool whole = IsWhole(local_.outputs()[i]) && kind != CheckedTensor::kDbias;
+    if (kind != CheckedTensor::kLse && !whole) JudgeBlocks(kind, "no_cp", blocks, verdict);
+    if (!verdict.ok && values) {
+      FindWorst(kind, {of_blocks}, verdict);
+      CompareArgs again = args;
+      again.tolerance = verdict.tolerance;
+      kernels_.Compare(again, values, rt_->stream);
+      Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+      FindBad(kind, {of_blocks}, verdict);
+    }
     if (padding) {
       const Verdict zero = JudgePadding(*padding);
       verdict.ok = verdict.ok && zero.ok;
       verdict.max_abs_err = std::max(verdict.max_abs_err, zero.max_abs_err);
       verdict.mismatches += zero.mismatches;
+      if (!zero.ok)
+        verdict.where += std::string(verdict.where.empty() ? "" : ", and ") + "padding is not zero";
     }
     report_.Check(kind, "no_cp", verdict);
   }
@@ -161,8 +180,62 @@ void Verifier::AgainstNoCp() {
 void Verifier::AgainstOracle() {
   const OracleSample sample = SampleOracle(spec_, std::strcmp(rt_->backend, "host") == 0);
   if (sample.pairs.empty()) return;  // the case has no tokens
+  Results<CompareStats> results = ResultsOf(sample);
   // What fp8 quantizes is exchanged anyway; a check of another dtype depends on no other rank.
-  const OracleShares shares(rt_, fp8_ != nullptr);
+  StatsOf stats = CompareSample(sample, fp8_ != nullptr, results);
+
+  BlocksOf blocks;
+  for (const auto& [kind, parts] : stats) {
+    for (const Stats& part : parts) blocks[kind].push_back(part.blocks);
+  }
+  std::vector<std::pair<CheckedTensor, Verdict>> verdicts;
+  for (const TensorSet::Tensor& tensor : local_.outputs()) {
+    const CheckedTensor kind = KindOf(tensor);
+    CompareStats ours, plain_here;
+    for (const Stats& part : stats[kind]) {
+      Add(ours, *part.ours);
+      Add(plain_[kind], *part.plain);
+      Add(plain_here, *part.plain_here);
+    }
+    if (IsCast(kind)) sampled_[kind] = {ours, plain_here};
+    // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
+    if (ours.count == 0) continue;
+    Verdict& verdict =
+        verdicts
+            .emplace_back(kind, IsCast(kind) ? JudgeCasts(kind, stats[kind])
+                                             : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind],
+                                                           plain_here, TermsOf(spec_, kind)))
+            .second;
+    const bool whole = IsWhole(tensor) && kind != CheckedTensor::kDbias;
+    if (!whole) JudgeBlocks(kind, "oracle", blocks, verdict);
+    if (verdict.ok) continue;
+    FindWorst(kind, blocks[kind], verdict);
+    tolerances_[kind] = verdict.tolerance;
+  }
+  if (!tolerances_.empty()) {  // count what is out of the tolerances, which were not known before
+    const OracleSample part = WithBadBlocks(sample, stats);
+    Results<CompareStats> again = ResultsOf(part);
+    StatsOf counted = CompareSample(part, false, again);
+    for (auto& [kind, verdict] : verdicts) {
+      if (verdict.ok) continue;
+      std::vector<BlockResults> parts;
+      for (const Stats& each : counted[kind]) parts.push_back(each.blocks);
+      FindBad(kind, parts, verdict);
+    }
+  }
+  for (const auto& [kind, verdict] : verdicts) report_.Check(kind, "oracle", verdict);
+}
+
+Results<CompareStats> Verifier::ResultsOf(const OracleSample& sample) const {
+  return {rt_,
+          3 * (local_.outputs().size() * sample.pairs.size() + sample.bias_units.size() +
+               2 * sample.whole_heads.size()),
+          NotCompared()};
+}
+
+Verifier::StatsOf Verifier::CompareSample(const OracleSample& sample, bool divided,
+                                          Results<CompareStats>& results) {
+  const OracleShares shares(rt_, divided);
   OracleResults mine, others;
   MemoryList memory;
   mine.List(spec_, sample, true, memory);
@@ -179,10 +252,6 @@ void Verifier::AgainstOracle() {
   for_both(CheckedTensor::kDsoftmaxOffset, 0);
   for_both(CheckedTensor::kMaxLogit, -std::numeric_limits<double>::infinity());
 
-  Results<CompareStats> results(rt_,
-                                3 * (local_.outputs().size() * sample.pairs.size() +
-                                     sample.bias_units.size() + 2 * sample.whole_heads.size()),
-                                NotCompared());
   StatsOf stats;
   // lse_shift of a backward pass in 16 bits.
   const bool together = fp8_ && spec_.training && !fp8_->backward;
@@ -219,28 +288,104 @@ void Verifier::AgainstOracle() {
   }
   CompareHeads(sample.whole_heads, mine.exact, mine.plain, results, stats);
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+  return stats;
+}
 
-  BlocksOf blocks;
-  for (const auto& [kind, parts] : stats) {
-    for (const Stats& part : parts) blocks[kind].push_back(part.blocks);
-  }
-  for (const TensorSet::Tensor& tensor : local_.outputs()) {
-    const CheckedTensor kind = KindOf(tensor);
-    CompareStats ours, plain_here;
-    for (const Stats& part : stats[kind]) {
-      Add(ours, *part.ours);
-      Add(plain_[kind], *part.plain);
-      Add(plain_here, *part.plain_here);
+OracleSample Verifier::WithBadBlocks(const OracleSample& sample, const StatsOf& stats) const {
+  std::vector<OraclePair> pairs;
+  for (const auto& [kind, tolerance] : tolerances_) {
+    for (const Stats& part : stats.at(kind)) {
+      if (!part.pair) return sample;  // the sum needs all pairs
+      const BlockStats* const found = part.blocks.ours;
+      const bool bad = std::any_of(
+          found, found + part.blocks.count(),
+          [&, limit = tolerance](const auto& block) { return IsCast(kind) || block.worst_err > limit; });
+      if (bad && std::find(pairs.begin(), pairs.end(), *part.pair) == pairs.end())
+        pairs.push_back(*part.pair);
     }
-    if (IsCast(kind)) sampled_[kind] = {ours, plain_here};
-    // The count is 0 if the rank holds no token of the sample, or if the sum was too much work.
-    if (ours.count == 0) continue;
-    Verdict verdict =
-        IsCast(kind) ? JudgeCasts(kind, stats[kind])
-                     : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind], plain_here, TermsOf(spec_, kind));
-    JudgeBlocks(kind, "oracle", blocks, verdict);
-    report_.Check(kind, "oracle", verdict);
   }
+  return {std::move(pairs), {}, {}};
+}
+
+void Verifier::FindWorst(CheckedTensor kind, const std::vector<BlockResults>& parts, Verdict& verdict) const {
+  const BlockResults* of = nullptr;
+  std::size_t at = 0;
+  for (const BlockResults& part : parts) {
+    for (std::size_t i = 0; i < part.count(); ++i) {
+      if (part.ours[i].worst < 0 || (of && part.ours[i].worst_err <= of->ours[at].worst_err)) continue;
+      of = &part;
+      at = i;
+    }
+  }
+  if (!of) return;
+  const BlockStats& block = of->ours[at];
+  const RowBlock& rows = (*of->rows)[at / of->columns];
+  const auto column = static_cast<std::int64_t>(at % of->columns);
+  const bool bias = kind == CheckedTensor::kDbias;
+  const std::int64_t width =  // of this block
+      bias ? std::min(of->width, spec_.seqlen_kv - column * of->width) : of->width;
+  const std::int64_t row = rows.begin + block.worst / width, in_row = block.worst % width;
+  const std::int64_t head = static_cast<std::int64_t>(of->first_head) + column;
+  WorstElement worst{{}, block.worst_a, block.worst_b};
+  if (bias) {
+    const std::int64_t heads = spec_.bias_shape.heads ? spec_.heads : 1;
+    worst.index = {{"sequence", rows.of / heads},
+                   {"head", rows.of % heads},
+                   {"query", row},
+                   {"key", column * of->width + in_row}};
+  } else if (IsOfHeads(kind)) {
+    worst.index = {{"head", head}};
+  } else {
+    worst.index = {{"sequence", rows.of}, {"token", row}, {"head", head}};
+    if (width > 1) worst.index.emplace_back("dim", in_row);
+  }
+  verdict.worst = std::move(worst);
+}
+
+void Verifier::FindBad(CheckedTensor kind, const std::vector<BlockResults>& parts, Verdict& verdict) const {
+  verdict.bad = 0;
+  // The least and the largest of each coordinate.
+  using Range = std::pair<std::int64_t, std::int64_t>;
+  const Range none{std::numeric_limits<std::int64_t>::max(), -1};
+  Range sequences = none, heads = none, rows = none, keys = none;
+  const auto add = [](Range& range, std::int64_t first, std::int64_t last) {
+    range = {std::min(range.first, first), std::max(range.second, last)};
+  };
+  const bool bias = kind == CheckedTensor::kDbias;
+  const std::int64_t of_bias = spec_.bias_shape.heads ? spec_.heads : 1;  // matrices of a sequence
+  for (const BlockResults& part : parts) {
+    for (std::size_t i = 0; i < part.count(); ++i) {
+      if (part.ours[i].bad == 0) continue;
+      *verdict.bad += part.ours[i].bad;
+      const RowBlock& block = (*part.rows)[i / part.columns];
+      const auto column = static_cast<std::int64_t>(i % part.columns);
+      const std::int64_t head =
+          bias ? block.of % of_bias : static_cast<std::int64_t>(part.first_head) + column;
+      const std::int64_t sequence = bias ? block.of / of_bias : block.of;
+      add(heads, head, head);
+      add(sequences, sequence, sequence);
+      add(rows, block.begin, block.end - 1);
+      if (bias) add(keys, column * part.width, std::min((column + 1) * part.width, spec_.seqlen_kv) - 1);
+    }
+  }
+  if (*verdict.bad == 0) return;
+  std::ostringstream text;
+  const auto say = [&](const char* one, const char* several, const Range& range) {
+    if (range == none) return;
+    text << (text.tellp() > 0 ? ", " : "");
+    if (range.first == range.second)
+      text << one << ' ' << range.first;
+    else
+      text << several << ' ' << range.first << " to " << range.second;
+  };
+  say("head", "heads", heads);
+  if (!IsOfHeads(kind)) {
+    const bool of_keys = kind == CheckedTensor::kDk || kind == CheckedTensor::kDv;
+    say("sequence", "sequences", sequences);
+    say(of_keys ? "key" : bias ? "query" : "token", of_keys ? "keys" : bias ? "queries" : "tokens", rows);
+    say("key", "keys", keys);
+  }
+  verdict.where = text.str();
 }
 
 bool Verifier::IsCast(CheckedTensor kind) const {
@@ -415,9 +560,11 @@ void Verifier::ComparePair(const OraclePair& pair, const OracleOutputs& exact, c
     args.b_stride = args.columns = heads_here * dim;
     args.rows = rows.count;
     Stats result{results.Next(), results.Next(), results.Next()};
+    result.pair = &pair;
     result.blocks = Divide(rows.blocks, dim, args);
     result.blocks.first_head = static_cast<std::size_t>(pair.kv_head * heads_here);
     if (IsCast(kind)) args.bound = bounds.of(kind).get<double>();
+    if (tolerances_.count(kind)) args.tolerance = tolerances_.at(kind);
     kernels_.Compare(args, result.ours, rt_->stream);
     args.bound = nullptr;
     args.a = {plain.of(kind).get(), Dtype::kFp64};
@@ -456,6 +603,7 @@ void Verifier::CompareBias(const BiasUnit& unit, const OracleOutputs& exact, con
   Stats result = StatsOfWhole(results);
   const RowBlocks& blocks = BlocksOfBias(unit.batch * all_heads + unit.head, unit.heads);
   result.blocks = Divide(blocks, kBlockRows, args);
+  if (tolerances_.count(CheckedTensor::kDbias)) args.tolerance = tolerances_.at(CheckedTensor::kDbias);
   kernels_.Compare(args, result.ours, rt_->stream);
   args.a = {plain.dbias.get(), Dtype::kFp64};
   args.a_offset = 0;
@@ -476,8 +624,12 @@ void Verifier::CompareHeads(const std::vector<int>& kv_heads, const OracleOutput
       args.a_offset = args.b_offset = kv_head * group();
       args.columns = args.a_stride = args.b_stride = group();
       args.rows = 1;
-      const Stats result = StatsOfWhole(results);
+      Stats result = StatsOfWhole(results);
+      result.blocks = Divide(BlocksOfWhole(), 1, args);
+      result.blocks.first_head = static_cast<std::size_t>(kv_head * group());
+      if (tolerances_.count(kind)) args.tolerance = tolerances_.at(kind);
       kernels_.Compare(args, result.ours, rt_->stream);
+      args.blocks = nullptr;
       args.a = {plain.of(kind).get(), Dtype::kFp64};
       kernels_.Compare(args, result.plain, rt_->stream);
       stats[kind].push_back(result);
@@ -504,6 +656,11 @@ const Verifier::Rows& Verifier::RowsOf(const RankRows& rank, int sequence) {
   }
   const auto count = static_cast<std::int64_t>(rows.size());
   return rows_[key] = {Upload(rows), Upload(positions), count, UploadBlocks(std::move(blocks))};
+}
+
+const Verifier::RowBlocks& Verifier::BlocksOfWhole() {
+  if (!whole_blocks_) whole_blocks_ = UploadBlocks({{0, 0, 1}});
+  return *whole_blocks_;
 }
 
 const Verifier::RowBlocks& Verifier::BlocksOfBias(std::int64_t first, std::int64_t matrices) {
@@ -560,7 +717,7 @@ Verifier::BlockResults Verifier::Divide(const RowBlocks& rows, std::int64_t colu
   const std::int64_t across = args.ColumnBlocks();
   args.blocks =
       block_stats_.emplace_back(rt_, static_cast<std::size_t>(args.row_block_count * across)).begin();
-  return {args.blocks, nullptr, &rows.each, static_cast<std::size_t>(across), 0};
+  return {args.blocks, nullptr, &rows.each, static_cast<std::size_t>(across), columns, 0};
 }
 
 void Verifier::JudgeBlocks(CheckedTensor kind, const char* against, const BlocksOf& blocks,

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -67,17 +68,31 @@ class Verifier {
     const BlockStats *ours = nullptr, *plain = nullptr;  // [rows][columns]; plain: NULL against no_cp
     const std::vector<RowBlock>* rows = nullptr;
     std::size_t columns = 0;
+    std::int64_t width = 1;      // elements of a row in a block; of the last column maybe fewer
     std::size_t first_head = 0;  // that of column 0
     std::size_t count() const { return rows ? rows->size() * columns : 0; }
   };
   struct Stats {
     CompareStats *ours, *plain, *plain_here;  // see JudgeOracle
     BlockResults blocks = {};
+    const OraclePair* pair = nullptr;  // NULL: of several
   };
   using StatsOf = std::map<CheckedTensor, std::vector<Stats>>;
   static Stats StatsOfWhole(Results<CompareStats>& results);
+  // Runs the oracle on the sample and compares. Every rank calls it at once where they divide the work.
+  StatsOf CompareSample(const OracleSample& sample, bool divided, Results<CompareStats>& results);
+  // What CompareSample needs.
+  Results<CompareStats> ResultsOf(const OracleSample& sample) const;
+  // The part of the sample that has a block with an element further off than `tolerances_` says.
+  OracleSample WithBadBlocks(const OracleSample& sample, const StatsOf& stats) const;
+  // Where the elements of a failed check are: its worst one by what a comparison found in its blocks ...
+  void FindWorst(CheckedTensor kind, const std::vector<BlockResults>& parts, Verdict& verdict) const;
+  // ... and the bad ones by what the comparison found that had the check's tolerance.
+  void FindBad(CheckedTensor kind, const std::vector<BlockResults>& parts, Verdict& verdict) const;
   // Makes room for what a comparison finds in blocks of these rows and of `columns` columns.
   BlockResults Divide(const RowBlocks& rows, std::int64_t columns, CompareArgs& args);
+  // The rows of a tensor that has one value for each head.
+  const RowBlocks& BlocksOfWhole();
   // Returns the blocks of `matrices` matrices of dbias, from number `first` on.
   const RowBlocks& BlocksOfBias(std::int64_t first, std::int64_t matrices);
   void AddTerms(RowBlock& block) const;
@@ -124,8 +139,10 @@ class Verifier {
   // fp8: this rank's and plain attention's errors on this rank's rows of the sample.
   std::map<CheckedTensor, std::pair<CompareStats, CompareStats>> sampled_;
   const Fp8Problem* fp8_ = nullptr;
+  std::map<CheckedTensor, double> tolerances_;  // of the oracle's checks that have failed
   std::deque<HostArray<BlockStats>> block_stats_;
   std::deque<RowBlocks> bias_blocks_;
+  std::optional<RowBlocks> whole_blocks_;
 };
 
 // The maximum number of bytes of the oracle's results and workspace on a rank, on the host or on a GPU.

@@ -21,6 +21,12 @@ std::string_view ToString(Status status);  // "passed", ...
 std::ostream& operator<<(std::ostream& out, Status status);
 
 // One compared tensor of one rank.
+// The element of a checked tensor that is furthest off.
+struct Worst {
+  Json index;  // {"sequence": 0, "token": 17, "head": 3, "dim": 5}; of a case's own tensor also [17, 5]
+  double got = 0, wanted = 0;
+};
+
 struct Check {
   std::string tensor;   // "out", "dq", ...
   std::string against;  // "no_cp", "oracle", ...
@@ -30,7 +36,15 @@ struct Check {
   double tolerance = 0;
   bool ok = false;
   std::optional<double> ratio;  // against the oracle: our largest error over plain attention's
+  // Of one that does not hold, where it is known:
+  std::optional<Worst> worst = {};
+  std::optional<std::uint64_t> bad = {};  // how many elements are further off than they may be
+  std::string where = {};                 // what these share: "head 3, sequence 0, tokens 0 to 63"
 };
+
+// "worst at head 3, token 17: got 1.5, wanted 0.5; 64 elements are out: head 3, tokens 0 to 63". Empty: the
+// check does not say.
+std::string DescribeWorst(const Check& check);
 
 struct Rank {
   int rank = 0;

@@ -63,6 +63,8 @@ Json ToJson(const Check& check, Json (*number)(double));
 Json OkResponse(Json members, const std::optional<Json>& id);
 // A refused request: ok = false, status "error", error, failure.
 Json ErrorResponse(const Failure& failure, const std::optional<Json>& id, bool fatal = false);
+// Whether it is a list or an object of integers, as the index of a Worst.
+bool IsIndex(const Json& index);
 // Replaces the id; without one the answer has no such member.
 void SetId(Json& answer, const std::optional<Json>& id);
 bool FailedWith(const Json& answer, FailureKind kind);

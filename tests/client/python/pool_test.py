@@ -547,6 +547,9 @@ def test_describe_and_html():
         assert text.endswith(f"repeat: cppool run --world-size 2 --daemon {FAKE} --param do=fail")
         page = failed._repr_html_()
         assert "<td>dq</td><td>oracle</td><td>1</td><td>nan</td>" in page and "<td>NO</td>" in page
+        located = ["head 3, token 17", "nan", "1.5", "64", "head 3"]
+        assert "  ".join(located) in re.sub("   *", "  ", text) and "".join(f"<td>{cell}</td>" for cell in located) in page
+        assert failed.checks[0].worst["index"] == {"head": 3, "token": 17} and failed.checks[0].bad == 64 and failed.checks[1].worst is None
         passed = pool.run(do("pass"))
         assert "<th>rank 0 (ms)</th>" in passed._repr_html_()
         assert "  stage    rank 0 (ms)" in passed.describe() and "rank 0 (ms)" not in text

@@ -134,6 +134,7 @@ def wrong(world):
     world.check("out", [1.0, float("nan")], [1.0, 2.0], atol=1e9)
     world.check("infinite", [1.0], [float("inf")], atol=1.0, rtol=1.0)
     world.check("the same", [float("-inf")], [float("-inf")])
+    world.check("several", [[1, 2, 3], [4, 5, 6]], [[1, 2, 3.5], [4, 7, 6]])
 
 
 def unsendable(world, what):

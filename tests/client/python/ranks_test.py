@@ -224,7 +224,10 @@ def test_a_check_that_does_not_hold(world):
     assert (outcome.status, outcome.kind) == ("failed", "mismatch")
     assert outcome.error.startswith("the check of out against reference does not hold: max_abs_err nan")
     assert outcome.reports[0]["checks"][0]["max_abs_err"] == "nan"
-    assert [check["ok"] for check in outcome.reports[0]["checks"]] == [False, False, True]
+    assert [check["ok"] for check in outcome.reports[0]["checks"]] == [False, False, True, False]
+    assert [check.get("bad") for check in outcome.reports[0]["checks"]] == [1, 1, None, 2]
+    assert outcome.reports[0]["checks"][0]["worst"] == {"index": [1], "got": "nan", "wanted": 2.0}
+    assert outcome.reports[0]["checks"][3]["worst"] == {"index": [1, 1], "got": 5.0, "wanted": 7.0}
 
 
 @pytest.mark.parametrize("function, kwargs, status, error", [

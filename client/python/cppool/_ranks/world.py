@@ -29,8 +29,8 @@ def _flat(value):
 
 
 def compare(got, wanted, atol, rtol):
-    """Largest error, RMS of the error over RMS of `wanted`, and whether each |got - wanted| <= atol + rtol * |wanted|. Not finite: it does not
-    hold, except for infinities that are the same on both sides."""
+    """Largest error, RMS of the error over RMS of `wanted`, whether each |got - wanted| <= atol + rtol * |wanted|, and where not: the members
+    `worst` and `bad` of a check. Not finite: it does not hold, except for infinities that are the same on both sides."""
     torch = sys.modules.get("torch")
     if torch is not None and any(isinstance(each, torch.Tensor) for each in (got, wanted)):
         got, wanted = (torch.as_tensor(each).detach().to("cpu", torch.float64) for each in (got, wanted))
@@ -38,11 +38,14 @@ def compare(got, wanted, atol, rtol):
         if shapes[0] != shapes[1]:
             raise ValueError(f"the shapes differ: {shapes[0]} and {shapes[1]}")
         if got.numel() == 0:
-            return 0.0, 0.0, True
+            return 0.0, 0.0, True, {}
         error = torch.where(got == wanted, torch.zeros_like(got), (got - wanted).abs())
         norm = wanted[wanted.isfinite()].square().sum().sqrt().item()
         largest, total = error.max().item(), error.square().sum().sqrt().item()
-        holds = bool(((error == 0) | (error <= atol + rtol * wanted.abs())).all()) and math.isfinite(largest)
+        bad = ~((error == 0) | (error <= atol + rtol * wanted.abs()) & error.isfinite())
+        count, worst = int(bad.sum()), int(error.nan_to_num(nan=math.inf).argmax())
+        shape, got, wanted = shapes[0], got.reshape(-1), wanted.reshape(-1)
+        a, b = got[worst].item(), wanted[worst].item()
     else:
         (got, shape), (wanted, wanted_shape) = _flat(got), _flat(wanted)
         if shape != wanted_shape or len(got) != len(wanted):
@@ -50,8 +53,20 @@ def compare(got, wanted, atol, rtol):
         errors = [0.0 if a == b else abs(a - b) for a, b in zip(got, wanted)]
         largest = math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
         norm, total = math.sqrt(sum(b * b for b in wanted if math.isfinite(b))), math.sqrt(sum(error * error for error in errors))
-        holds = math.isfinite(largest) and all(error == 0 or error <= atol + rtol * abs(b) for error, b in zip(errors, wanted))
-    return largest, total / norm if norm else (0.0 if total == 0 else math.inf), holds
+        count = sum(not (error == 0 or error <= atol + rtol * abs(b) and math.isfinite(error)) for error, b in zip(errors, wanted))
+        worst = max(range(len(errors)), key=lambda at: math.inf if math.isnan(errors[at]) else errors[at], default=None)
+        a, b = (got[worst], wanted[worst]) if errors else (0.0, 0.0)
+    holds = count == 0
+    located = {} if holds else {"worst": {"index": _unravelled(worst, shape), "got": a, "wanted": b}, "bad": count}
+    return largest, total / norm if norm else (0.0 if total == 0 else math.inf), holds, located
+
+
+def _unravelled(at, shape):
+    index = []
+    for size in reversed(shape):
+        at, place = divmod(at, size)
+        index.insert(0, place)
+    return index
 
 
 class World:
@@ -95,9 +110,9 @@ class World:
             return True
         if len(self.checks) == MAX_CHECKS:
             raise ValueError(f"a rank of a case has at most {MAX_CHECKS} checks")
-        largest, relative, holds = compare(got, wanted, atol, rtol)
+        largest, relative, holds, located = compare(got, wanted, atol, rtol)
         self.checks.append({"tensor": str(name), "against": str(against), "rank": self.rank, "max_abs_err": largest, "rel_err": relative,
-                            "tolerance": float(atol), "ok": holds})
+                            "tolerance": float(atol), "ok": holds, **located})
         return holds
 
     def result(self, name, value):

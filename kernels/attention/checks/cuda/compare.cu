@@ -4,6 +4,7 @@
 // device, so the result has the same bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <math_constants.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -59,14 +60,24 @@ CPPOOL_HOST_DEVICE void Read(const void* data, Dtype dtype, std::int64_t at, dou
   }
 }
 
-// `bound` is the element's, or NULL.
-__device__ void Add(double a, double b, double relative, const double* bound, BlockStats& block,
-                    CompareStats& stats) {
+__device__ void NoteWorst(double error, std::int64_t place, BlockStats& block) {
+  if (error < block.worst_err || (error == block.worst_err && place > block.worst)) return;
+  block.worst_err = error;
+  block.worst = place;
+}
+
+// `bound` is the element's, or NULL; `place` its place in the block.
+__device__ void Add(double a, double b, const CompareArgs& args, const double* bound, std::int64_t place,
+                    BlockStats& block, CompareStats& stats) {
+  const double relative = args.relative;
   if (!isfinite(a) || !isfinite(b)) {
-    stats.mismatches += a == b ? 0 : 1;  // equal infinities are no error; NaN equals nothing
-    return;
+    if (a == b) return;  // equal infinities are no error; NaN equals nothing
+    ++stats.mismatches;
+    ++block.bad;
+    return NoteWorst(CUDART_INF, place, block);
   }
   const double error = fabs(a - b);
+  NoteWorst(error, place, block);
   const double reference = fabs(b);
   block.max_abs_err = fmax(block.max_abs_err, error);
   block.max_abs_ref = fmax(block.max_abs_ref, reference);
@@ -74,6 +85,10 @@ __device__ void Add(double a, double b, double relative, const double* bound, Bl
   block.sum_sq_err += error * error;
   block.sum_sq_ref += reference * reference;
   stats.sum_err_ref += (a - b) * b;
+  // As on the host, which has no fused multiply and add.
+  const double allowed =
+      bound && isfinite(args.tolerance) ? *bound : __dadd_rn(args.tolerance, __dmul_rn(relative, reference));
+  block.bad += error > allowed ? 1 : 0;
   if (!bound) return;
   stats.max_of_bound = fmax(stats.max_of_bound, error / *bound);
   stats.largest_bound = fmax(stats.largest_bound, *bound);
@@ -88,7 +103,11 @@ __device__ void MergeErrors(const From& from, To& to) {
   to.sum_sq_ref += from.sum_sq_ref;
 }
 
-__device__ void Merge(const BlockStats& from, BlockStats& to) { MergeErrors(from, to); }
+__device__ void Merge(const BlockStats& from, BlockStats& to) {
+  MergeErrors(from, to);
+  to.bad += from.bad;
+  if (from.worst >= 0) NoteWorst(from.worst_err, from.worst, to);
+}
 __device__ void Merge(const CompareStats& from, CompareStats& to) {
   MergeErrors(from, to);
   to.max_excess = fmax(to.max_excess, from.max_excess);
@@ -108,7 +127,13 @@ __device__ Stats ErrorsFrom(const Stats& stats, int distance) {
   other.sum_sq_ref = __shfl_down_sync(~0u, stats.sum_sq_ref, distance);
   return other;
 }
-__device__ BlockStats From(const BlockStats& stats, int distance) { return ErrorsFrom(stats, distance); }
+__device__ BlockStats From(const BlockStats& stats, int distance) {
+  BlockStats other = ErrorsFrom(stats, distance);
+  other.bad = __shfl_down_sync(~0u, stats.bad, distance);
+  other.worst_err = __shfl_down_sync(~0u, stats.worst_err, distance);
+  other.worst = __shfl_down_sync(~0u, stats.worst, distance);
+  return other;
+}
 __device__ CompareStats From(const CompareStats& stats, int distance) {
   CompareStats other = ErrorsFrom(stats, distance);
   other.max_excess = __shfl_down_sync(~0u, stats.max_excess, distance);
@@ -149,8 +174,8 @@ __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, Comp
     const std::int64_t end = args.row_blocks ? args.row_blocks[row_block + 1] : begin + kBlockRows;
     const std::int64_t row_end = end < args.rows ? end : args.rows;
     const std::int64_t columns_left = args.columns - column;
-    const auto packs = static_cast<unsigned>(  // per row
-        (args.block_columns < columns_left ? args.block_columns : columns_left) / n);
+    const std::int64_t columns = args.block_columns < columns_left ? args.block_columns : columns_left;
+    const auto packs = static_cast<unsigned>(columns / n);  // per row
     std::int64_t row = begin + threadIdx.x / packs;
     unsigned pack = threadIdx.x % packs;
     BlockStats block;
@@ -164,7 +189,8 @@ __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, Comp
       Read<n>(args.b.data, args.b.dtype, b_at, b);
 #pragma unroll
       for (int e = 0; e < n; ++e)
-        Add(a[e], b[e], args.relative, args.bound ? args.bound + b_at + e : nullptr, block, stats);
+        Add(a[e], b[e], args, args.bound ? args.bound + b_at + e : nullptr,
+            (row - begin) * columns + pack * n + e, block, stats);
       row += kThreads / packs;
       pack += kThreads % packs;
       if (pack >= packs) {
@@ -176,7 +202,18 @@ __global__ void __launch_bounds__(kThreads) CompareKernel(CompareArgs args, Comp
     if (!args.blocks) continue;
     block = Reduce(block);
     block.count = static_cast<std::uint64_t>((row_end - begin) * packs * n);
-    if (threadIdx.x == 0) args.blocks[at] = block;
+    if (threadIdx.x != 0) continue;
+    if (block.worst >= 0) {
+      const std::int64_t worst_row = begin + block.worst / columns, in_row = column + block.worst % columns;
+      const std::int64_t a_row = args.a_rows ? args.a_rows[worst_row] : worst_row;
+      const std::int64_t b_row = args.b_rows ? args.b_rows[worst_row] : worst_row;
+      double a[1], b[1];
+      Read<1>(args.a.data, args.a.dtype, a_row * args.a_stride + args.a_offset + in_row, a);
+      Read<1>(args.b.data, args.b.dtype, b_row * args.b_stride + args.b_offset + in_row, b);
+      block.worst_a = a[0];
+      block.worst_b = b[0];
+    }
+    args.blocks[at] = block;
   }
   stats = Reduce(stats);
   if (threadIdx.x == 0) partials[blockIdx.x] = stats;

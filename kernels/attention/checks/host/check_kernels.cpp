@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "kernels/attention/checks/digest.h"
@@ -102,18 +103,30 @@ BlockStats CompareBlock(const CompareArgs& args, const Block& part, CompareStats
     for (std::int64_t j = part.column; j < part.column_end; ++j) {
       const double x = A::ToFloat(a[j]);
       const double y = B::ToFloat(b[j]);
-      if (!std::isfinite(x) || !std::isfinite(y)) {
-        if (!(x == y)) ++stats.mismatches;  // equal infinities are no error; NaN equals nothing
+      const bool finite = std::isfinite(x) && std::isfinite(y);
+      if (!finite && x == y) continue;  // equal infinities are no error; NaN equals nothing
+      const double error = finite ? std::abs(x - y) : std::numeric_limits<double>::infinity();
+      if (error > block.worst_err) {
+        block.worst_err = error;
+        block.worst = (i - part.row) * (part.column_end - part.column) + j - part.column;
+        block.worst_a = x;
+        block.worst_b = y;
+      }
+      if (!finite) {
+        ++stats.mismatches;
+        ++block.bad;
         continue;
       }
-      const double error = std::abs(x - y);
+      double allowed = args.tolerance + args.relative * std::abs(y);
       stats.sum_err_ref += (x - y) * y;
       if (args.bound) {
         const double bound =
             args.bound[(args.b_rows ? args.b_rows[i] : i) * args.b_stride + args.b_offset + j];
+        if (std::isfinite(args.tolerance)) allowed = bound;
         stats.max_of_bound = std::max(stats.max_of_bound, error / bound);
         stats.largest_bound = std::max(stats.largest_bound, bound);
       }
+      if (error > allowed) ++block.bad;
       block.max_abs_err = std::max(block.max_abs_err, error);
       block.max_abs_ref = std::max(block.max_abs_ref, std::abs(y));
       stats.max_excess = std::max(stats.max_excess, error - args.relative * std::abs(y));

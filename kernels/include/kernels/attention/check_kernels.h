@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -39,10 +40,16 @@ struct CompareStats {
   std::uint64_t count = 0;
 };
 
-// What a comparison found in one of its blocks, in numbers that are finite on both sides.
+// What a comparison found in one of its blocks. The errors are of numbers that are finite on both sides.
 struct BlockStats {
   double max_abs_err = 0, max_abs_ref = 0, sum_sq_err = 0, sum_sq_ref = 0;
   std::uint64_t count = 0;
+  std::uint64_t bad = 0;  // elements that are further off than CompareArgs::tolerance, or a mismatch
+  // The element that is furthest off, the first of several; a mismatch is further off than any number. Its
+  // place is row * columns + column in the block; -1: there is no element.
+  double worst_err = -1;
+  std::int64_t worst = -1;
+  double worst_a = 0, worst_b = 0;
 };
 inline constexpr std::int64_t kBlockRows = 64;
 
@@ -61,6 +68,9 @@ struct CompareArgs {
   std::int64_t columns = 0;
   double relative = 0;            // relative tolerance for max_excess
   const double* bound = nullptr;  // of each |a - b|, where b's elements are. NULL: none
+  // For BlockStats::bad: of |a - b| - relative * |b|; where there are bounds, a finite one says that these
+  // count.
+  double tolerance = std::numeric_limits<double>::infinity();
   // Blocks: rows row_blocks[i] up to row_blocks[i + 1] (device, of i <= row_block_count; NULL: every
   // kBlockRows rows) times block_columns columns; the last ones may be smaller.
   const std::int64_t* row_blocks = nullptr;

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/spec.h"
@@ -46,6 +49,12 @@ struct NoCpTolerance {
 NoCpTolerance ToleranceNoCp(CheckedTensor tensor, Dtype dtype,
                             bool gqa);  // gqa: fewer key/value heads than query heads
 
+// The element of a tensor that is furthest off.
+struct WorstElement {
+  std::vector<std::pair<const char*, std::int64_t>> index;  // {{"sequence", 0}, {"token", 17}, ...}
+  double got = 0, wanted = 0;
+};
+
 struct Verdict {
   double max_abs_err = 0;
   double rel_err = 0;    // RMS of the difference over RMS of the reference; 0 when both are 0
@@ -58,6 +67,10 @@ struct Verdict {
   // JudgeBlock of the worst block; 0: not judged by blocks.
   double block_ratio = 0;
   std::string block = {};  // which one, and by how much it fails; empty: none does
+  // Of a check that does not hold, where it is of elements:
+  std::optional<WorstElement> worst = {};
+  std::optional<std::uint64_t> bad = {};  // elements that are further off than they may be
+  std::string where = {};  // what these share, in words: "head 3, tokens 0 to 63 of sequence 0"
 };
 
 // What the noise of a gradient depends on where its exact terms cancel. Where a large scale leaves each query

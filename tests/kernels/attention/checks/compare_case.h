@@ -132,6 +132,9 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
   const CompareStats again = rank.Compare(args);
   CHECK((again.sum_sq_err == got.sum_sq_err && again.sum_sq_ref == got.sum_sq_ref));
 
+  args.tolerance = expected.max_abs_err / 4;  // some elements are further off
+  args.relative = 0.001;
+  const auto same = [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); };
   // In blocks: every 64 rows, and of 1, 2, 3, ... rows, which the comparison reads on the device.
   std::vector<std::int64_t> begins = {0};
   for (std::int64_t length = 1; begins.back() < c.rows; ++length)
@@ -152,6 +155,7 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
       CHECK(whole.max_abs_err == expected.max_abs_err);
       CHECK(Near(whole.sum_sq_err, expected.sum_sq_err, 1e-12));
       std::int64_t wrong = 0;
+      std::uint64_t bad = 0;
       for (std::int64_t at = 0; at < all; ++at) {
         BlockStats block;
         const std::int64_t begin = table ? begins[at / across] : at / across * kBlockRows;
@@ -161,8 +165,19 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
           for (std::int64_t j = column; j < std::min(column + block_columns, c.columns); ++j) {
             const double x = a[a_rows[i] * c.columns + j];
             const double y = b[b_rows[i] * pitch + c.offset + j];
+            const bool finite = std::isfinite(x) && std::isfinite(y);
+            const double off = finite   ? std::abs(x - y)
+                               : x == y ? -1
+                                        : std::numeric_limits<double>::infinity();
+            if (off > block.worst_err) {
+              block.worst_err = off;
+              block.worst = (i - begin) * (std::min(column + block_columns, c.columns) - column) + j - column;
+              block.worst_a = x;
+              block.worst_b = y;
+            }
             ++block.count;
-            if (!std::isfinite(x) || !std::isfinite(y)) continue;
+            block.bad += off > args.tolerance + args.relative * (finite ? std::abs(y) : 0) ? 1 : 0;
+            if (!finite) continue;
             block.max_abs_err = std::max(block.max_abs_err, std::abs(x - y));
             block.max_abs_ref = std::max(block.max_abs_ref, std::abs(y));
             block.sum_sq_err += (x - y) * (x - y);
@@ -172,8 +187,12 @@ inline void CheckCompare(const CheckRank& rank, const CompareCase& c, bool speci
         const BlockStats& found = blocks.begin()[at];
         wrong += found.count != block.count || found.max_abs_err != block.max_abs_err ||
                  found.max_abs_ref != block.max_abs_ref || !Near(found.sum_sq_err, block.sum_sq_err, 1e-12) ||
-                 !Near(found.sum_sq_ref, block.sum_sq_ref, 1e-12);
+                 !Near(found.sum_sq_ref, block.sum_sq_ref, 1e-12) || found.bad != block.bad ||
+                 found.worst != block.worst || !same(found.worst_a, block.worst_a) ||
+                 !same(found.worst_b, block.worst_b);
+        bad += found.bad;
       }
+      CHECK(bad >= expected.mismatches + (expected.max_abs_err > 0 ? 1 : 0));
       CHECK(wrong == 0);
     }
   }
