@@ -20,7 +20,8 @@ std::string DescribeWorst(const Check& check) {
     const auto& [index, got, wanted] = *check.worst;
     text << "worst at ";
     if (index.is_object()) {
-      std::vector<std::string> names = {"sequence", "head", "token", "query", "key", "dim"};
+      std::vector<std::string> names = {"sequence", "batch", "head", "kv_head",
+                                        "token",    "query", "key",  "dim"};
       for (const auto& [name, value] : index.items())
         if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
       const char* before = "";

@@ -49,6 +49,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
   AddServe(app, streams, &exit_code);
   AddPipe(app, streams, &exit_code);
   AddTorchrun(app, streams, &exit_code);
+  AddDiff(app, streams, &exit_code);
   try {
     CheckSubcommand(app, words);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 expects the last word first

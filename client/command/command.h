@@ -38,6 +38,7 @@ void AddDoctor(CLI::App& app, const Streams& streams, int* exit_code);
 void AddServe(CLI::App& app, const Streams& streams, int* exit_code);  // and `ps` and `stop`
 void AddPipe(CLI::App& app, const Streams& streams, int* exit_code);
 void AddTorchrun(CLI::App& app, const Streams& streams, int* exit_code);  // and `shims`
+void AddDiff(CLI::App& app, const Streams& streams, int* exit_code);
 
 // These options of every subcommand choose its daemon.
 struct DaemonArguments {

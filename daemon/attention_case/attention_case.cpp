@@ -59,7 +59,10 @@ cppool_status Validate(cppool_validation* v) {
 
 class Report : public kernels::AttentionReport {
  public:
-  explicit Report(cppool_case_context* context) : c_(context) {}
+  // tolerances: receives those of the checks, by tensor and what it is compared with.
+  Report(cppool_case_context* context, Json* tolerances) : c_(context), tolerances_(*tolerances) {
+    tolerances_ = Json::object();
+  }
   bool NextIteration() override { return c_->next_iteration(c_) != 0; }
   void Work(const std::string& stage, double flops) override { c_->work(c_, stage.c_str(), flops); }
   void Check(kernels::CheckedTensor tensor, const std::string& against,
@@ -75,6 +78,7 @@ class Report : public kernels::AttentionReport {
                              verdict.ok,
                              verdict.ratio};
     c_->check(c_, &check);
+    tolerances_[kernels::NameOf(tensor)][against] = verdict.tolerance;
     if (verdict.worst || verdict.bad || !verdict.where.empty()) {
       Json index = Json::object();
       if (verdict.worst)
@@ -103,6 +107,7 @@ class Report : public kernels::AttentionReport {
 
  private:
   cppool_case_context* c_;
+  Json& tolerances_;
   Json block_ratio_ = Json::object();
   std::string failed_block_;
 };
@@ -110,15 +115,14 @@ class Report : public kernels::AttentionReport {
 cppool_status Run(cppool_case_context* c) {
   try {
     const auto& [params, spec, family] = *static_cast<const Prepared*>(c->prepared);
-    Report report(c);
+    Json about{
+        {"parameters", params}, {"world_size", c->runtime->world_size}, {"backend", c->runtime->backend}};
+    Report report(c, &about["tolerances"]);
     std::optional<attention_case::InputFiles> inputs;
     if (c->inputs) inputs.emplace(c->inputs);
     std::optional<attention_case::DumpFiles> dump;
     if (c->dump) {
-      dump.emplace(c->dump, spec, c->runtime->world_size, c->checks != 0,
-                   Json{{"parameters", params},
-                        {"world_size", c->runtime->world_size},
-                        {"backend", c->runtime->backend}});
+      dump.emplace(c->dump, spec, c->runtime->world_size, c->checks != 0, about);
     }
     kernels::RunAttention(c->runtime, *family, spec, c->checks != 0, report, inputs ? &*inputs : nullptr,
                           dump ? &*dump : nullptr);

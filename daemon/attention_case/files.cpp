@@ -12,12 +12,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <system_error>
 #include <vector>
 
 #include "base/file_cache.h"
 #include "base/new_file.h"
+#include "base/npy.h"
 #include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
@@ -27,6 +29,10 @@ namespace cppool::attention_case {
 namespace {
 
 namespace fs = std::filesystem;
+using base::NpyError;
+using base::NpyReader;
+using base::NpyType;
+using base::NpyWriter;
 using kernels::Dtype;
 using kernels::RuntimeError;
 using kernels::StoredPart;
@@ -39,8 +45,12 @@ constexpr const char* kIndex = "index.json";
   throw Refused(CPPOOL_INVALID_REQUEST, std::string(key) + ": " + why);
 }
 
-std::string FileOf(const TensorInfo& tensor, bool reference) {
-  return tensor.name() + (reference ? "_no_cp" : "") + ".npy";
+// Whose tensor it is: that of the run, of the same kernels without CP, or of the oracle.
+enum class Of { kCp, kNoCp, kOracle };
+constexpr const char* kRuns[] = {"cp", "no_cp", "oracle"};
+
+std::string FileOf(const TensorInfo& tensor, Of of = Of::kCp) {
+  return tensor.name() + (of == Of::kCp ? "" : std::string("_") + kRuns[static_cast<int>(of)]) + ".npy";
 }
 
 // NumPy has no bf16: it is written as float32, which holds every value of it.
@@ -144,16 +154,23 @@ void CheckSequencesOf(const fs::path& folder, const kernels::AttentionSpec& spec
   }
 }
 
-// Calls visit(tensor, reference) for each file of a dump. `reference`: those of the run without CP are among
-// them.
+// Calls visit(tensor, of) for each file of a dump. `checked`: those that the results are compared with are
+// among them.
 template <typename Visit>
-void ForEachFile(const kernels::AttentionSpec& spec, int world_size, bool reference, Visit&& visit) {
-  for (const TensorInfo& tensor : InputTensors(spec)) visit(tensor, false);
+void ForEachFile(const kernels::AttentionSpec& spec, int world_size, bool checked, Visit&& visit) {
+  for (const TensorInfo& tensor : InputTensors(spec)) visit(tensor, Of::kCp);
   for (const TensorInfo& tensor : OutputTensors(spec)) {
-    visit(tensor, false);
-    if (reference) visit(tensor, true);
+    visit(tensor, Of::kCp);
+    if (!checked) continue;
+    visit(tensor, Of::kNoCp);
+    visit(tensor, Of::kOracle);
   }
-  for (const TensorInfo& tensor : StoredTensors(spec, world_size)) visit(tensor, false);
+  for (const TensorInfo& tensor : StoredTensors(spec, world_size)) visit(tensor, Of::kCp);
+}
+
+// The oracle is fp64: float32 is as good for looking at, and half as large.
+NpyType TypeOf(const TensorInfo& tensor, Of of) {
+  return of == Of::kOracle ? NpyType::kFloat32 : TypeOf(tensor.dtype);
 }
 
 // The format of a tensor's elements.
@@ -177,8 +194,7 @@ void CheckPlaces(const fs::path& folder, const kernels::AttentionSpec& spec, int
     if (type != fs::file_type::not_found && type != fs::file_type::regular && type != fs::file_type::none)
       Refuse("dump", (folder / name).string() + " exists and is not a file");
   };
-  ForEachFile(spec, world_size, true,
-              [&](const TensorInfo& tensor, bool reference) { check(FileOf(tensor, reference)); });
+  ForEachFile(spec, world_size, true, [&](const TensorInfo& tensor, Of of) { check(FileOf(tensor, of)); });
   check(kIndex);
   std::error_code ignored;
   const Json index = ReadIndex(folder);
@@ -201,14 +217,14 @@ void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec) 
     Refuse("inputs",
            "there is no folder " + protocol::Quoted(folder) + (error ? " (" + error.message() + ")" : ""));
   for (const TensorInfo& tensor : InputTensors(spec)) {
-    const std::string path = (fs::path(folder) / FileOf(tensor, false)).string();
+    const std::string path = (fs::path(folder) / FileOf(tensor)).string();
     try {
       const NpyReader file(path);
       if (file.header().shape != tensor.shape) {
         std::string axes;
         for (const std::string& axis : tensor.axes) axes += (axes.empty() ? "" : ", ") + axis;
-        Refuse("inputs", path + ": has shape " + ShapeText(file.header().shape) + " and must have " +
-                             ShapeText(tensor.shape) + " (" + axes + ")");
+        Refuse("inputs", path + ": has shape " + base::ShapeText(file.header().shape) + " and must have " +
+                             base::ShapeText(tensor.shape) + " (" + axes + ")");
       }
       CheckValues(path, file, tensor.dtype);
     } catch (const NpyError& failed) {
@@ -245,7 +261,7 @@ void CheckDump(const std::string& folder, const char* inputs, const kernels::Att
 }
 
 void InputFiles::ReadRow(const TensorInfo& tensor, std::int64_t row, double* to) {
-  const std::string path = (fs::path(folder_) / FileOf(tensor, false)).string();
+  const std::string path = (fs::path(folder_) / FileOf(tensor)).string();
   try {
     auto file = files_.find(path);
     if (file == files_.end()) file = files_.emplace(path, NpyReader(path)).first;
@@ -256,9 +272,7 @@ void InputFiles::ReadRow(const TensorInfo& tensor, std::int64_t row, double* to)
   }
 }
 
-std::string DumpFiles::PathOf(const TensorInfo& tensor, bool reference) const {
-  return (fs::path(folder_) / FileOf(tensor, reference)).string();
-}
+std::string DumpFiles::PathOf(const std::string& file) const { return (fs::path(folder_) / file).string(); }
 
 DumpFiles::~DumpFiles() {
   if (lock_) flock(lock_.get(), LOCK_UN);  // also for a process that the case has forked
@@ -293,39 +307,56 @@ void DumpFiles::Begin() {
       fs::remove(fs::path(folder_) / name, error);
   }
   try {
-    ForEachFile(spec_, world_size_, reference_, [&](const TensorInfo& tensor, bool reference) {
-      NpyWriter::Create(PathOf(tensor, reference), {TypeOf(tensor.dtype), tensor.shape});
+    ForEachFile(spec_, world_size_, checked_, [&](const TensorInfo& tensor, Of of) {
+      NpyWriter::Create(PathOf(FileOf(tensor, of)), {TypeOf(tensor, of), tensor.shape});
+      if (of != Of::kOracle) return;
+      const std::vector<double> none(static_cast<std::size_t>(tensor.columns),
+                                     std::numeric_limits<double>::quiet_NaN());
+      for (std::int64_t row = 0; row < tensor.rows; ++row) WriteOracle(tensor, row, 0, none);
     });
   } catch (const NpyError& failed) {
     DumpFailed(failed.what());
   }
 }
 
-void DumpFiles::WriteRow(const TensorInfo& tensor, bool reference, std::int64_t row, const void* elements) {
-  const std::string path = PathOf(tensor, reference);
+void DumpFiles::Write(const std::string& name, NpyType type, std::int64_t first, std::int64_t count,
+                      const void* elements) {
+  const std::string path = PathOf(name);
   try {
     auto file = files_.find(path);
-    if (file == files_.end()) file = files_.emplace(path, NpyWriter(path, TypeOf(tensor.dtype))).first;
-    const std::int64_t first = row * tensor.columns;
-    if (tensor.dtype != Dtype::kBf16) return file->second.Write(first, tensor.columns, elements);
-    std::vector<float> wide(static_cast<std::size_t>(tensor.columns));
-    const auto* bits = static_cast<const std::uint16_t*>(elements);
-    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = kernels::BF16ToFloat(bits[i]);
-    file->second.Write(first, tensor.columns, wide.data());
+    if (file == files_.end()) file = files_.emplace(path, NpyWriter(path, type)).first;
+    file->second.Write(first, count, elements);
   } catch (const NpyError& failed) {
     throw RuntimeError(CPPOOL_INTERNAL, std::string("dump: ") + failed.what());
   }
 }
 
+void DumpFiles::WriteRow(const TensorInfo& tensor, bool reference, std::int64_t row, const void* elements) {
+  const std::string file = FileOf(tensor, reference ? Of::kNoCp : Of::kCp);
+  const std::int64_t first = row * tensor.columns;
+  if (tensor.dtype != Dtype::kBf16) return Write(file, TypeOf(tensor.dtype), first, tensor.columns, elements);
+  std::vector<float> wide(static_cast<std::size_t>(tensor.columns));
+  const auto* bits = static_cast<const std::uint16_t*>(elements);
+  for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = kernels::BF16ToFloat(bits[i]);
+  Write(file, NpyType::kFloat32, first, tensor.columns, wide.data());
+}
+
+void DumpFiles::WriteOracle(const TensorInfo& tensor, std::int64_t row, std::int64_t first,
+                            const std::vector<double>& elements) {
+  const std::vector<float> narrow(elements.begin(), elements.end());
+  Write(FileOf(tensor, Of::kOracle), NpyType::kFloat32, row * tensor.columns + first,
+        static_cast<std::int64_t>(narrow.size()), narrow.data());
+}
+
 void DumpFiles::End() {
   Json files = Json::object();
-  ForEachFile(spec_, world_size_, reference_, [&](const TensorInfo& tensor, bool reference) {
-    files[FileOf(tensor, reference)] = {{"tensor", tensor.name()},
-                                        {"run", reference ? "no_cp" : "cp"},
-                                        {"shape", tensor.shape},
-                                        {"axes", tensor.axes},
-                                        {"dtype", NameOf(TypeOf(tensor.dtype))},
-                                        {"computed_in", FormatOf(tensor)}};
+  ForEachFile(spec_, world_size_, checked_, [&](const TensorInfo& tensor, Of of) {
+    files[FileOf(tensor, of)] = {{"tensor", tensor.name()},
+                                 {"run", kRuns[static_cast<int>(of)]},
+                                 {"shape", tensor.shape},
+                                 {"axes", tensor.axes},
+                                 {"dtype", NameOf(TypeOf(tensor, of))},
+                                 {"computed_in", of == Of::kOracle ? "fp64" : FormatOf(tensor)}};
   });
   Json index = about_;
   index["files"] = std::move(files);

@@ -6,7 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "daemon/attention_case/npy.h"
+#include "base/npy.h"
+#include "base/unique_fd.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/spec.h"
 
@@ -30,7 +31,7 @@ class InputFiles : public kernels::TensorSource {
 
  private:
   std::string folder_;
-  std::map<std::string, NpyReader> files_;
+  std::map<std::string, base::NpyReader> files_;
 };
 
 // Each rank has one. That of rank 0 makes the folder, the files and, when all is written, index.json. A dump
@@ -38,32 +39,33 @@ class InputFiles : public kernels::TensorSource {
 // Begin() throws while another one does.
 class DumpFiles : public kernels::TensorSink {
  public:
-  // `about`: further members of index.json. `reference`: the outputs without CP are dumped too.
-  DumpFiles(std::string folder, const kernels::AttentionSpec& spec, int world_size, bool reference,
-            nlohmann::json about)
-      : folder_(std::move(folder)),
-        spec_(spec),
-        world_size_(world_size),
-        reference_(reference),
-        about_(std::move(about)) {}
+  // `about`: further members of index.json, read when all is written. `checked`: the outputs without CP and
+  // those of the oracle are dumped, too.
+  DumpFiles(std::string folder, const kernels::AttentionSpec& spec, int world_size, bool checked,
+            const nlohmann::json& about)
+      : folder_(std::move(folder)), spec_(spec), world_size_(world_size), checked_(checked), about_(about) {}
   ~DumpFiles() override;
   DumpFiles(const DumpFiles&) = delete;
   DumpFiles& operator=(const DumpFiles&) = delete;
   void Begin() override;
   void WriteRow(const kernels::TensorInfo& tensor, bool reference, std::int64_t row,
                 const void* elements) override;
+  void WriteOracle(const kernels::TensorInfo& tensor, std::int64_t row, std::int64_t first,
+                   const std::vector<double>& elements) override;
   void End() override;
 
  private:
-  std::string PathOf(const kernels::TensorInfo& tensor, bool reference) const;
+  std::string PathOf(const std::string& file) const;
+  void Write(const std::string& file, base::NpyType type, std::int64_t first, std::int64_t count,
+             const void* elements);
 
   std::string folder_;
   const kernels::AttentionSpec& spec_;
   int world_size_;
-  bool reference_;
-  nlohmann::json about_;
+  bool checked_;
+  const nlohmann::json& about_;
   base::UniqueFd lock_;  // rank 0 locks the folder
-  std::map<std::string, NpyWriter> files_;
+  std::map<std::string, base::NpyWriter> files_;
 };
 
 }  // namespace cppool::attention_case

@@ -172,6 +172,40 @@ TEST_CASE("check_dump confirms fp8 dumps that NumPy made, and sees each planted 
   CHECK(output.output == "0 of 20 wrong\n");
 }
 
+TEST_CASE("diff finds the element of a dump that is off, and draws the errors") {
+  const TemporaryFolder folder;
+  const fs::path dump = folder / "dump";
+  DaemonProcess daemon(Host(2));
+  Dump(daemon, {{"max_seqlen_q", 64}, {"num_heads", 4}, {"batch_size", 2}, {"attn_mask_type", "causal"}},
+       dump);
+  const auto diff = [&] { return RunChild("'" CPPOOL_COMMAND "' diff '" + dump.string() + "'"); };
+  const Child same = diff();
+  INFO(same.output);
+  CHECK(same.exit_code == 0);
+  CHECK_FALSE(Has(same.output, "are out"));
+  const std::string drawn = ReadFile(dump / "diff.svg");
+  CHECK((Has(drawn, "out against oracle") && Has(drawn, "dk against no_cp") && !Has(drawn, "rgb(255")));
+  // Nothing of so small a case is left out by the oracle.
+  Edit(dump, "out_oracle.npy", "assert not np.isnan(a).any()");
+
+  Edit(dump, "out.npy", "a[1, 17, 3, 5] += 4");
+  const Child off = diff();
+  INFO(off.output);
+  CHECK(off.exit_code == 1);
+  CHECK(Has(off.output, "worst at batch 1, head 3, query 17, dim 5: got "));
+  CHECK(Has(off.output, "; 1 element is out\n"));
+  CHECK(Has(ReadFile(dump / "diff.svg"), "rgb(255"));
+
+  Edit(dump, "out_oracle.npy", "a[1] = np.nan");  // not computed
+  CHECK_FALSE(Has(diff().output, "out against oracle: max_abs_err 4"));
+  Edit(dump, "dq.npy", "a = a[:, :8]");
+  const Child shape = diff();
+  CHECK(shape.exit_code == 2);
+  CHECK(Has(shape.output, "dq.npy has the shape (2, 8, 4, 64), and dq_oracle.npy (2, 64, 4, 64)"));
+  fs::remove(dump / "index.json");
+  CHECK(Has(diff().output, "is not that of a dump: give a folder that `cppool run --dump` has written"));
+}
+
 TEST_CASE("a falsified dump fails its check") {
   const TemporaryFolder folder;
   DaemonProcess daemon(Host(2));

@@ -55,6 +55,16 @@ std::int64_t BiasMatrices(const AttentionSpec& spec) {
   return (spec.bias_shape.batch ? spec.batch : 1) * (spec.bias_shape.heads ? spec.heads : 1);
 }
 
+// A sequence's first row in the buffers without CP, from the definition of the format and independent of
+// Layout, and how far its rows are apart.
+std::int64_t FirstRow(const AttentionSpec& spec, const Sequences& sequences, int sequence) {
+  if (spec.format == QkvFormat::kSbhd) return sequence;
+  std::int64_t row = 0;
+  for (int i = 0; i < sequence; ++i) row += sequences.room[i];
+  return row;
+}
+std::int64_t RowStep(const AttentionSpec& spec) { return spec.format == QkvFormat::kSbhd ? spec.batch : 1; }
+
 GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
   GradientTerms terms{1, spec.scale, spec.scale * std::sqrt(spec.dim_qk)};
   terms.of_values = spec.scale * std::sqrt(spec.dim_v) * kInputVariance;
@@ -73,14 +83,15 @@ GradientTerms TermsOf(const AttentionSpec& spec, CheckedTensor kind) {
 
 Verifier::Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
                    const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
-                   AttentionReport& report)
+                   AttentionReport& report, TensorSink* oracle)
     : rt_(runtime),
       spec_(spec),
       kernels_(kernels),
       tokens_(tokens),
       local_(local),
       global_(global),
-      report_(report) {
+      report_(report),
+      sink_(oracle) {
   if (spec.bias == BiasType::kAlibi) slopes_ = Upload(OracleAlibiSlopes(spec.heads));
 }
 
@@ -277,9 +288,29 @@ Verifier::StatsOf Verifier::CompareSample(const OracleSample& sample, bool divid
       const OracleResults& exact = shares.Runs(i, pairs, false, together) ? mine : others;
       const OracleResults& plain = shares.Runs(i, pairs, true, together) ? mine : others;
       ComparePair(pair, exact.exact, plain.plain, exact.bounds, results, stats);
+      // The ranks have the same results, and each saves a part of them.
+      if (!sink_ || !tolerances_.empty() ||
+          static_cast<int>((begin + i) % static_cast<std::size_t>(rt_->world_size)) != rt_->rank)
+        continue;
+      for (const TensorSet::Tensor& tensor : global_.outputs()) {
+        if (IsWhole(tensor)) continue;
+        const Sequences& sequences = tensor.info.rows_of == TensorRows::kKeys ? spec_.keys : spec_.queries;
+        const std::int64_t columns =
+            (tensor.info.rows_of == TensorRows::kKeys ? 1 : group()) * DimOf(tensor, spec_);
+        Save(tensor, exact.exact.of(KindOf(tensor)), sequences.length[pair.sequence],
+             FirstRow(spec_, sequences, pair.sequence), RowStep(spec_), pair.kv_head * columns, columns);
+      }
     }
     if (!in_unit || end != unit->end) continue;
     for (const OracleOutputs* outputs : {&mine.exact, &mine.plain}) shares.Reduce(outputs->dbias, CPPOOL_SUM);
+    if (sink_ && tolerances_.empty() && rt_->rank == 0) {
+      for (const TensorSet::Tensor& tensor : global_.outputs()) {
+        if (KindOf(tensor) != CheckedTensor::kDbias) continue;
+        const std::int64_t heads = spec_.bias_shape.heads ? spec_.heads : 1;
+        Save(tensor, mine.exact.dbias, unit->heads * unit->queries,
+             (unit->batch * heads + unit->head) * unit->queries, 1, 0, spec_.seqlen_kv);
+      }
+    }
     CompareBias(*unit++, mine.exact, mine.plain, results, stats);
   }
   for (const OracleOutputs* outputs : {&mine.exact, &mine.plain}) {
@@ -288,7 +319,23 @@ Verifier::StatsOf Verifier::CompareSample(const OracleSample& sample, bool divid
   }
   CompareHeads(sample.whole_heads, mine.exact, mine.plain, results, stats);
   Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+  if (sink_ && tolerances_.empty() && rt_->rank == 0 &&
+      sample.whole_heads.size() == static_cast<std::size_t>(spec_.kv_heads)) {
+    for (const TensorSet::Tensor& tensor : global_.outputs())
+      if (IsOfHeads(KindOf(tensor))) Save(tensor, mine.exact.of(KindOf(tensor)), 1, 0, 1, 0, spec_.heads);
+  }
   return stats;
+}
+
+void Verifier::Save(const TensorSet::Tensor& tensor, const Buffer& values, std::int64_t rows,
+                    std::int64_t begin, std::int64_t step, std::int64_t first, std::int64_t columns) {
+  const HostArray<double> host(rt_, static_cast<std::size_t>(rows * columns));
+  Check(rt_, rt_->copy(rt_, host.begin(), values.get(),
+                       static_cast<std::size_t>(rows * columns) * sizeof(double), rt_->stream));
+  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
+  for (std::int64_t i = 0; i < rows; ++i)
+    sink_->WriteOracle(tensor.info, begin + i * step, first,
+                       {host.begin() + i * columns, host.begin() + (i + 1) * columns});
 }
 
 OracleSample Verifier::WithBadBlocks(const OracleSample& sample, const StatsOf& stats) const {
@@ -421,24 +468,15 @@ bool Verifier::TwoKeysInBlocks() const {
 
 void Verifier::RunOracle(const OraclePair& pair, bool rounded, const OracleOutputs& to,
                          const OracleOutputs& bounds, bool dbias) {
-  // The sequence's first row in the buffers without CP, from the definition of the format and independent of
-  // Layout.
-  const auto first_row = [&](const Sequences& sequences) {
-    if (spec_.format == QkvFormat::kSbhd) return std::int64_t{pair.sequence};
-    std::int64_t row = 0;
-    for (int i = 0; i < pair.sequence; ++i) row += sequences.room[i];
-    return row;
-  };
-  const std::int64_t step = spec_.format == QkvFormat::kSbhd ? spec_.batch : 1;
   OracleArgs args;
   args.q = {global_.get(InputTensor::kQ), spec_.dtypes.q};
   args.k = {global_.get(InputTensor::kK), spec_.dtypes.k};
   args.v = {global_.get(InputTensor::kV), spec_.dtypes.v};
   args.dout = {global_.get(InputTensor::kDout), spec_.dtypes.dout};
   args.stored = spec_.dtypes.out;
-  args.q_row = first_row(spec_.queries);
-  args.kv_row = first_row(spec_.keys);
-  args.q_step = args.kv_step = step;
+  args.q_row = FirstRow(spec_, spec_.queries, pair.sequence);
+  args.kv_row = FirstRow(spec_, spec_.keys, pair.sequence);
+  args.q_step = args.kv_step = RowStep(spec_);
   args.seqlen_q = spec_.queries.length[pair.sequence];
   args.seqlen_kv = spec_.keys.length[pair.sequence];
   args.heads = spec_.heads;

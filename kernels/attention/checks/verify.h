@@ -26,11 +26,11 @@ namespace cppool::kernels {
 // Used on the rank's thread. Every method enqueues on the main stream and waits for it.
 class Verifier {
  public:
-  // All arguments must outlive the Verifier. `local`: the rank's outputs; `global`: the complete inputs, and
-  // the outputs without CP.
+  // All arguments must outlive the Verifier. `oracle` (may be NULL) receives what the oracle says. `local`:
+  // the rank's outputs; `global`: the complete inputs, and the outputs without CP.
   Verifier(cppool_runtime* runtime, const AttentionSpec& spec, CheckKernels& kernels,
-           const RankTokens& tokens, const TensorSet& local, const TensorSet& global,
-           AttentionReport& report);
+           const RankTokens& tokens, const TensorSet& local, const TensorSet& global, AttentionReport& report,
+           TensorSink* oracle = nullptr);
 
   // Bytes of the oracle's results on a rank, exact and plain.
   static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample, int world_size);
@@ -106,6 +106,10 @@ class Verifier {
                                             const OracleResults& others) const;
   void ComparePair(const OraclePair& pair, const OracleOutputs& exact, const OracleOutputs& plain,
                    const OracleOutputs& bounds, Results<CompareStats>& results, StatsOf& stats);
+  // Hands `rows` rows of `values`, dense and on the device, to the sink: each is elements from `first` on of
+  // row begin + i * step of the tensor.
+  void Save(const TensorSet::Tensor& tensor, const Buffer& values, std::int64_t rows, std::int64_t begin,
+            std::int64_t step, std::int64_t first, std::int64_t columns);
   // Whether the errors of the tensor are those of casts to fp8.
   bool IsCast(CheckedTensor kind) const;
   Verdict JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const;
@@ -131,6 +135,7 @@ class Verifier {
   const TensorSet& local_;
   const TensorSet& global_;
   AttentionReport& report_;
+  TensorSink* sink_;
   std::deque<HostArray<std::byte>> staged_;
   std::deque<Buffer> uploaded_;
   const float* slopes_ = nullptr;  // of ALiBi, by head; device

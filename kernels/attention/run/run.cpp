@@ -223,7 +223,7 @@ class AttentionRun {
     if (spec_.training) reference.Backward(tensors);
     {
       const Stage stage(rt_, rt_->stream, "checks");
-      Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_);
+      Verifier verifier(rt_, spec_, *check_, tokens, local, global, report_, sink);
       std::optional<Fp8Verifier> fp8;
       if (schedule) {
         reference_step = reference.Fp8();

@@ -94,6 +94,9 @@ class TensorSink {
   virtual void Begin() = 0;
   // Writes a row: elements in the tensor's dtype. `reference`: it is of the run without CP.
   virtual void WriteRow(const TensorInfo& tensor, bool reference, std::int64_t row, const void* elements) = 0;
+  // Writes elements of a row, from `first` on, of what the oracle says; each comes once, and some never.
+  virtual void WriteOracle(const TensorInfo& tensor, std::int64_t row, std::int64_t first,
+                           const std::vector<double>& elements) = 0;
   // Is called on rank 0, after all ranks' last row.
   virtual void End() = 0;
 };

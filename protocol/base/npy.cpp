@@ -1,4 +1,4 @@
-#include "daemon/attention_case/npy.h"
+#include "base/npy.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -8,13 +8,13 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 
-#include "kernels/half.h"
-
-namespace cppool::attention_case {
+namespace cppool::base {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie");
@@ -22,6 +22,15 @@ static_assert(std::endian::native == std::endian::little, "elements are read and
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kLongestHeader = 1 << 16;                // NumPy's own limit is 10000
 constexpr std::int64_t kMostElements = std::int64_t{1} << 56;  // no size in bytes overflows
+
+double FloatOfHalf(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double value = exponent == 31 ? (fraction ? std::numeric_limits<double>::quiet_NaN()
+                                                  : std::numeric_limits<double>::infinity())
+                       : exponent     ? std::ldexp(1024 + fraction, exponent - 25)
+                                      : std::ldexp(fraction, -24);
+  return bits & 0x8000 ? -value : value;
+}
 
 struct TypeInfo {
   std::size_t size;
@@ -49,8 +58,8 @@ TypeInfo About(NpyType type) {
   FailFor(path, std::string(what) + ": " + std::strerror(errno));
 }
 
-base::UniqueFd Open(const std::string& path, int flags) {
-  base::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
+UniqueFd Open(const std::string& path, int flags) {
+  UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, 0666));
   if (!fd) FailErrno(path, "cannot be opened");
   return fd;
 }
@@ -258,7 +267,7 @@ void NpyReader::Read(std::int64_t first, std::int64_t count, double* to) const {
     FailFor(path_, "was truncated while it was read");
   switch (header_.type) {
     case NpyType::kFloat16:
-      return ConvertAll<std::uint16_t>(bytes, count, to, kernels::FP16ToFloat);
+      return ConvertAll<std::uint16_t>(bytes, count, to, FloatOfHalf);
     case NpyType::kFloat32:
       return ConvertAll<float>(bytes, count, to, [](float value) -> double { return value; });
     case NpyType::kFloat64:
@@ -282,7 +291,7 @@ void NpyWriter::Create(const std::string& path, const NpyHeader& header) {
   if (struct stat earlier{};
       lstat(path.c_str(), &earlier) == 0 && (S_ISREG(earlier.st_mode) || S_ISLNK(earlier.st_mode)))
     unlink(path.c_str());
-  const base::UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  const UniqueFd file = Open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   WriteAt(path, file.get(), bytes.data(), bytes.size(), 0);
   const std::size_t whole =
       bytes.size() + static_cast<std::size_t>(CountOf(header.shape)) * SizeOf(header.type);
@@ -302,4 +311,4 @@ void NpyWriter::Write(std::int64_t first, std::int64_t count, const void* elemen
           data_ + static_cast<std::size_t>(first) * size);
 }
 
-}  // namespace cppool::attention_case
+}  // namespace cppool::base

@@ -11,7 +11,7 @@
 
 #include "base/unique_fd.h"
 
-namespace cppool::attention_case {
+namespace cppool::base {
 
 enum class NpyType { kFloat16, kFloat32, kFloat64, kUint8 };  // the last: written, not read
 std::size_t SizeOf(NpyType type);
@@ -43,7 +43,7 @@ class NpyReader {
 
  private:
   std::string path_;
-  base::UniqueFd file_;
+  UniqueFd file_;
   NpyHeader header_;
   std::int64_t count_ = 0;
   std::size_t data_ = 0;  // offset of the first element
@@ -60,9 +60,9 @@ class NpyWriter {
 
  private:
   std::string path_;
-  base::UniqueFd file_;
+  UniqueFd file_;
   NpyType type_;
   std::size_t data_ = 0;
 };
 
-}  // namespace cppool::attention_case
+}  // namespace cppool::base

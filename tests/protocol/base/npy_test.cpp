@@ -1,5 +1,5 @@
 // .npy files: files that NumPy writes are read, broken files are refused with the reason.
-#include "daemon/attention_case/npy.h"
+#include "base/npy.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -16,7 +16,7 @@
 namespace cppool::test {
 namespace {
 
-using namespace attention_case;
+using namespace base;
 namespace fs = std::filesystem;
 
 std::string ErrorOf(const std::function<void()>& action) {
