@@ -1,8 +1,6 @@
 # A prefix that can be moved: bin/ with the programs, lib/ with the CUDA module that they open there, the client library, the headers
-# for harnesses and for cases, examples, and a CMake package. Also the target that is all of it but the tests.
+# for harnesses and for cases, examples, and a CMake package.
 include(CMakePackageConfigHelpers)
-
-add_custom_target(cppool_programs DEPENDS cppoold cppool cppool_client_c)
 
 set_target_properties(cppool_client PROPERTIES EXPORT_NAME client)
 set_target_properties(cppool_client_c PROPERTIES EXPORT_NAME client_c)
@@ -38,42 +36,14 @@ foreach(part kernels daemon client client/python)
   get_filename_component(name ${part} NAME)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${part}/examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${name} USE_SOURCE_PERMISSIONS)
 endforeach()
-# The fork server of Python ranks, where the daemon finds it: ../share of the programs, in the build folder as well.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/cppool/_ranks DESTINATION share/cppool FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/client/command/shims/torchrun DESTINATION share/cppool/shims)
-file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/share/cppool/shims)
-# A copy: it finds the programs by where it lies.
-file(COPY ${PROJECT_SOURCE_DIR}/client/command/shims/torchrun DESTINATION ${PROJECT_BINARY_DIR}/share/cppool/shims)
-file(CREATE_LINK ${PROJECT_SOURCE_DIR}/client/python/cppool/_ranks ${PROJECT_BINARY_DIR}/share/cppool/_ranks SYMBOLIC)
-set(headers
-  ${PROJECT_BINARY_DIR}/version/cppool/version.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/client.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
-  ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
-  ${PROJECT_SOURCE_DIR}/protocol/include/cppool/daemon_end.h
-  ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
-  ${PROJECT_SOURCE_DIR}/protocol/include/cppool/run_options.h
-  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case.h
-  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_helpers.h
-  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_numbers.h
-  ${PROJECT_SOURCE_DIR}/daemon/include/cppool/case_owners.h
-  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/attention.h
-  ${PROJECT_SOURCE_DIR}/kernels/include/cppool/runtime.h)
-install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
-# In the build folder, too, they are in ../include of the programs, where sources that the client compiles find them.
-file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include/cppool)
-foreach(header ${headers})
-  get_filename_component(name ${header} NAME)
-  file(CREATE_LINK ${header} ${PROJECT_BINARY_DIR}/include/cppool/${name} SYMBOLIC)
-endforeach()
+install(FILES ${cppool_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cppool)
 if(CPPOOL_WITH_CUDA)
-  add_dependencies(cppool_programs cppool_cuda)
   # Found by the daemon at ../lib whatever the system calls its folder of libraries.
   install(TARGETS cppool_cuda LIBRARY DESTINATION lib)
 endif()
 if(CPPOOL_WITH_CUDNN)
-  add_dependencies(cppool_programs cppool_cudnn)
   install(TARGETS cppool_cudnn LIBRARY DESTINATION lib)
 endif()
 

@@ -3,8 +3,9 @@
 set(CPPOOL_CUDA "AUTO" CACHE STRING "Build the CUDA runtime: AUTO (when nvcc and NCCL are found), ON or OFF")
 set(CPPOOL_CUDNN "AUTO" CACHE STRING "Build the kernels \"cudnn\": AUTO (when the headers of cuDNN and its frontend are found), ON or OFF")
 set_property(CACHE CPPOOL_CUDA CPPOOL_CUDNN PROPERTY STRINGS AUTO ON OFF)
-option(CPPOOL_BUILD_TESTS "Build the tests" ON)
-option(CPPOOL_WERROR "Treat warnings as errors" ON)
+# In a project that cppool is a part of, by add_subdirectory or FetchContent, both are off.
+option(CPPOOL_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(CPPOOL_WERROR "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 set(CPPOOL_SANITIZE "" CACHE STRING "Sanitizers for all host code, as for -fsanitize=: address,undefined or thread")
 option(CPPOOL_UNITY "Compile the sources of a library or a test program together, a few at a time: a full build takes half the time" OFF)
 option(CPPOOL_FUZZ "Build tests/fuzz/ as fuzzers, and everything with libFuzzer's instrumentation (clang only)" OFF)
@@ -22,7 +23,7 @@ function(cppool_auto_on_off option result)
   set(${result} ${value} PARENT_SCOPE)
 endfunction()
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
@@ -33,8 +34,8 @@ set(CMAKE_C_STANDARD 11)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # The programs and the module they open lie side by side, in the build tree as in a prefix.
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 
 add_library(cppool_flags INTERFACE)
 # Every include is a path from the root of the project, or from the include/ of a folder that the target links.

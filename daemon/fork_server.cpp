@@ -28,6 +28,7 @@
 #include "base/spawn.h"
 #include "daemon/log.h"
 #include "daemon/start_error.h"
+#include "protocol/parameters.h"
 
 namespace cppool::daemon {
 namespace {

@@ -9,6 +9,8 @@
 #include <cppool/pool.h>
 #include "client/src/shell.h"
 
+extern "C" [[gnu::weak]] const char cppool_own_daemon[];  // cppool/pool.h, in the program
+
 namespace cppool {
 
 namespace {
@@ -37,9 +39,11 @@ std::string FindDaemon(const PoolOptions& options) {
   if (const char* path = getenv("CPPOOL_DAEMON"); path != nullptr && *path != '\0') return path;
   std::vector<std::string> folders;
   if (const std::string library = Library(); !library.empty())
-    folders.push_back(FolderOf(library) + "/../bin");
+    for (const char* programs : {"/../bin", "/" CPPOOL_LIBRARY_TO_PROGRAMS})
+      folders.push_back(FolderOf(library) + programs);
   if (const std::string program = Program(); !program.empty())
     folders.insert(folders.end(), {FolderOf(program), FolderOf(program) + "/../bin"});
+  if (cppool_own_daemon != nullptr) folders.push_back(FolderOf(cppool_own_daemon));
   for (std::string& folder : client::SearchPath()) folders.push_back(std::move(folder));
   folders.emplace_back(CPPOOL_INSTALL_BINDIR);
   for (const std::string& folder : folders)

@@ -63,6 +63,12 @@ class Examples(unittest.TestCase):
         build = self.build("client")
         self.assertEqual(self.run_command(os.path.join(build, "program")), "2 ranks: passed \n4 ranks: passed \n")
 
+    def test_own_daemon(self):
+        """A program finds the cppoold of the prefix that it was built with, which has been moved from the configured one."""
+        done = subprocess.run([os.path.join(self.build("client"), "program")], env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True,
+                              check=False)
+        self.assertEqual(done.stdout, "2 ranks: passed \n4 ranks: passed \n")
+
     def test_catch2(self):
         out = self.harness("catch2_test", "Catch2 2")
         if out is not None:

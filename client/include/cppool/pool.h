@@ -68,8 +68,8 @@ struct PoolAccess;
 struct PoolOptions {
   int world_size = 2;
   // Path. Empty: $CPPOOL_DAEMON, else the first `cppoold` found in the prefix of the shared library that this
-  // code is in, if it is in one, beside the program, in its prefix, in PATH, or in the prefix that the
-  // library was configured for.
+  // code is in, if it is in one, beside the program, in its prefix, where CMake's cppool::client has found
+  // it, in PATH, or in the prefix that the library was configured for.
   std::string daemon;
   std::string backend = "auto";    // or "cuda", "host"
   std::string transport = "auto";  // or "nccl", "peer"; with peer, ranks can share a GPU
@@ -222,5 +222,11 @@ class Pools {
 
 // Returns the program that a Pool with these options spawns; empty: not found.
 std::string FindDaemon(const PoolOptions& options);
+
+#ifdef CPPOOL_OWN_DAEMON
+// CMake's cppool::client says where the `cppoold` of the same prefix, or of the same build, is. The library,
+// which was compiled before that was known, has a weak reference to this.
+extern "C" [[gnu::used]] inline constexpr char cppool_own_daemon[] = CPPOOL_OWN_DAEMON;
+#endif
 
 }  // namespace cppool
