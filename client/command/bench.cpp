@@ -36,7 +36,7 @@ struct Arguments {
   std::int64_t warmup = 3, repeat = 0;      // repeat 0: until the median is precise
   double precision = 0.5, slower_than = 2;  // percent
   double seconds = 3, deadline = 300;
-  bool json = false, csv = false, profile = false, leaks_are_errors = false;
+  bool json = false, csv = false, profile = false, leaks_are_errors = false, wide = false;
 };
 
 // "cppool,./mine.so,fast,cudnn" names "cppool", "./mine.so,fast" and "cudnn": a word that is neither a path
@@ -104,6 +104,9 @@ class Bench {
     if (!arguments.save.empty()) CheckCanSave(arguments.save);
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
+    results_.wide = arguments.wide;
+    results_.several_ranks = std::any_of(points_.begin(), points_.end(),
+                                         [](const SweepPoint& point) { return point.cell.world_size > 1; });
     for (const protocol::KernelChoice& kernels : kernels_) results_.kernels.push_back(kernels.Words());
     results_.baseline = arguments.baseline;
   }
@@ -294,6 +297,7 @@ class Bench {
     if (arguments_.json) PrintJson(streams_.out, BenchRowJson(row, results_.plan));
     if (arguments_.csv) streams_.out << BenchCsvLines(row, axes_) << std::flush;
     results_.rows.push_back(std::move(row));
+    if (!arguments_.json && !arguments_.csv) table_.Add(results_);
   }
 
   // Called on another thread, while a point may run, as the next one.
@@ -337,7 +341,7 @@ class Bench {
     if (arguments_.json) {
       PrintJson(streams_.out, BenchSummaryJson(results_));
     } else if (!arguments_.csv) {
-      PrintBenchTable(streams_.out, results_);
+      table_.End(results_);
     } else {
       for (const std::string& note : results_.notes) streams_.err << note << "\n";
       if (!results_.interrupted.empty()) streams_.err << results_.interrupted << "\n";
@@ -371,6 +375,7 @@ class Bench {
   // Rows that were measured and are not compared: the baseline has no such row, or no two rounds of it.
   std::vector<std::string> missing_, unrepeated_;
   BenchResults results_;
+  BenchTable table_{streams_.out};
 };
 
 void AddMeasuringOptions(CLI::App& bench, Arguments* arguments) {
@@ -426,6 +431,10 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
   CLI::Option* json = bench->add_flag("--json", arguments->json,
                                       "One JSON object per row as it is done, then a summary object");
   bench->add_flag("--csv", arguments->csv, "CSV, a line for each stage of a row as it is done")
+      ->excludes(json);
+  bench
+      ->add_flag("--wide", arguments->wide,
+                 "All columns of the table; without it a line has at most 100 characters")
       ->excludes(json);
   bench->add_option("--save", arguments->save, "Writes the rows to this file, for --baseline")->check(IsUtf8);
   CLI::Option* baseline =

@@ -34,12 +34,12 @@ Json ToJson(const std::map<std::string, base::Ratio>& ratios) {
 }
 
 Json ToJson(const Stage& stage) {
-  return {{"ms", Number(stage.ms())},
+  const StageTimes times = stage.times();
+  return {{"ms", Number(times.ms)},
           {"tflops", Number(stage.rate())},
-          {"precision", Number(base::MedianPrecision(stage.samples).value_or(kUnknown))},
-          {"quartiles",
-           {Number(base::Quantile(stage.samples, 0.25)), Number(base::Quantile(stage.samples, 0.75))}},
-          {"samples", stage.samples.size()},
+          {"precision", Number(times.precision)},
+          {"quartiles", {Number(times.quartile_1), Number(times.quartile_3)}},
+          {"samples", times.count},
           {"rounds", stage.rounds},
           {"exposed_ms", Number(stage.exposed * stage.ms())}};
 }
@@ -158,15 +158,14 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
   for (const auto& [name, stage] : row.measured.stages) {
     std::vector<std::string> fields = begin;
     const auto* ratio = Find(row.ratios, name);
-    fields.insert(
-        fields.end(),
-        {name, CsvNumber(stage.ms()), CsvNumber(base::MedianPrecision(stage.samples).value_or(kUnknown)),
-         CsvNumber(base::Quantile(stage.samples, 0.25)), CsvNumber(base::Quantile(stage.samples, 0.75)),
-         std::to_string(stage.samples.size()), CsvNumber(stage.rate()), CsvNumber(Efficiency(row, {name})),
-         CsvNumber(stage.exposed * stage.ms()), CsvNumber(WorstError(row.measured)),
-         ratio ? CsvNumber(ratio->value) : "", ratio ? CsvNumber(ratio->interval.low) : "",
-         ratio ? CsvNumber(ratio->interval.high) : "",
-         row.baseline ? std::string(ToString(row.baseline->verdict)) : "", ""});
+    const StageTimes times = stage.times();
+    fields.insert(fields.end(),
+                  {name, CsvNumber(times.ms), CsvNumber(times.precision), CsvNumber(times.quartile_1),
+                   CsvNumber(times.quartile_3), std::to_string(times.count), CsvNumber(stage.rate()),
+                   CsvNumber(Efficiency(row, {name})), CsvNumber(stage.exposed * times.ms),
+                   CsvNumber(WorstError(row.measured)), ratio ? CsvNumber(ratio->value) : "",
+                   ratio ? CsvNumber(ratio->interval.low) : "", ratio ? CsvNumber(ratio->interval.high) : "",
+                   row.baseline ? std::string(ToString(row.baseline->verdict)) : "", ""});
     lines += CsvLine(fields);
   }
   return lines;

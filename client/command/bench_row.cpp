@@ -5,6 +5,11 @@
 
 namespace cppool::command {
 
+StageTimes TimesOf(const std::vector<double>& samples) {
+  return {base::Median(samples), base::MedianPrecision(samples).value_or(kUnknown),
+          base::Quantile(samples, 0.25), base::Quantile(samples, 0.75), samples.size()};
+}
+
 double Measurement::Milliseconds(const std::vector<std::string>& names) const {
   double ms = 0;
   for (const std::string& name : names) {

@@ -29,13 +29,24 @@ struct BenchPlan {
   std::chrono::milliseconds deadline{300000};  // each request has it
 };
 
-struct Stage {
-  std::vector<double> samples;  // milliseconds of each timed iteration, on the slowest rank
-  std::vector<double> rounds;   // their median in each round
-  double work = kUnknown;       // TFLOP per GPU and iteration
-  double exposed = kUnknown;    // the share of the time that is communication which no work hides
+// What is known of the times of a stage's iterations, on the slowest rank, in milliseconds.
+struct StageTimes {
+  double ms = kUnknown;         // the median
+  double precision = kUnknown;  // base::MedianPrecision
+  double quartile_1 = kUnknown, quartile_3 = kUnknown;
+  std::size_t count = 0;
+};
+StageTimes TimesOf(const std::vector<double>& samples);
 
-  double ms() const { return base::Median(samples); }
+struct Stage {
+  std::vector<double> samples;           // milliseconds of each timed iteration, on the slowest rank
+  std::vector<double> rounds;            // their median in each round
+  double work = kUnknown;                // TFLOP per GPU and iteration
+  double exposed = kUnknown;             // the share of the time that is communication which no work hides
+  std::optional<StageTimes> saved = {};  // of a row of --resume, in place of samples
+
+  StageTimes times() const { return saved ? *saved : TimesOf(samples); }
+  double ms() const { return saved ? saved->ms : base::Median(samples); }
   double rate() const { return work / ms() * 1000; }  // TFLOP/s per GPU
 };
 
