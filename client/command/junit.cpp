@@ -1,6 +1,9 @@
 #include "client/command/junit.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <ctime>
 
 #include "base/utf8.h"
 #include "client/command/command.h"
@@ -47,9 +50,24 @@ std::string XmlEscape(std::string_view text) {
   return result;
 }
 
+// In UTC, without the letter that says so, which the schema of JUnit's reports does not have.
+std::string TimeText(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+  return text;
+}
+
+std::string HostName() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "localhost";
+}
+
 }  // namespace
 
-void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<JunitCase>& cases) {
+void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<JunitCase>& cases) {
   using Outcome = JunitCase::Outcome;
   double seconds = 0;
   for (const JunitCase& one : cases) seconds += one.seconds;
@@ -57,10 +75,15 @@ void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<J
     return std::count_if(cases.begin(), cases.end(),
                          [&](const JunitCase& one) { return one.outcome == outcome; });
   };
-  out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\"" << XmlEscape(suite)
-      << "\" tests=\"" << cases.size() << "\" failures=\"" << count(Outcome::kFailed) << "\" errors=\""
-      << count(Outcome::kError) << "\" skipped=\"" << count(Outcome::kSkipped) << "\" time=\""
-      << Fixed(seconds, 3) << "\">\n";
+  out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\""
+      << XmlEscape(suite.name) << "\" tests=\"" << cases.size() << "\" failures=\"" << count(Outcome::kFailed)
+      << "\" errors=\"" << count(Outcome::kError) << "\" skipped=\"" << count(Outcome::kSkipped)
+      << "\" time=\"" << Fixed(seconds, 3) << "\" timestamp=\"" << TimeText(suite.begin) << "\" hostname=\""
+      << XmlEscape(HostName()) << "\">\n";
+  if (!suite.properties.empty()) out << "<properties>\n";
+  for (const auto& [name, value] : suite.properties)
+    out << "<property name=\"" << XmlEscape(name) << "\" value=\"" << XmlEscape(value) << "\"/>\n";
+  if (!suite.properties.empty()) out << "</properties>\n";
   for (const JunitCase& one : cases) {
     out << "<testcase classname=\"" << XmlEscape(one.group) << "\" name=\"" << XmlEscape(one.name)
         << "\" time=\"" << Fixed(one.seconds, 3) << "\">";

@@ -1,8 +1,10 @@
 // JUnit XML for continuous integration.
 #pragma once
 
+#include <chrono>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cppool/pool.h>
@@ -21,6 +23,12 @@ struct JunitCase {
   std::string stderr_tail;
 };
 
-void WriteJunit(std::ostream& out, const std::string& suite, const std::vector<JunitCase>& cases);
+struct JunitSuite {
+  std::string name;
+  std::chrono::system_clock::time_point begin;
+  std::vector<std::pair<std::string, std::string>> properties;  // what it ran on
+};
+
+void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<JunitCase>& cases);
 
 }  // namespace cppool::command

@@ -95,7 +95,7 @@ class Run {
       // Before stdout is written, which may fail. After a first failure that is enough the rest has not
       // failed.
       reported = report_.WriteJunit(
-          cells_, outcomes_, stopped_,
+          cells_, outcomes_, runner_.worlds(), stopped_,
           arguments_.fail_fast || arguments_.until_fail ? Status::kSkipped : Status::kError);
     }
     const bool steady = arguments_.until_fail && failed_in_ == 0 && stopped_.empty();
@@ -251,7 +251,7 @@ class Run {
       if (outcomes_[index] && !settled_[index]) unsettled.push_back(index);
     for (std::size_t index : unsettled) report_.Count(cells_[index], *outcomes_[index]);
     const std::string missing = DescribeInterruption(signal, report_.counts().all(), cells_.size(), "cells");
-    report_.WriteJunit(cells_, outcomes_, missing);
+    report_.WriteJunit(cells_, outcomes_, runner_.worlds(), missing);
     report_.ClearProgress();
     for (std::size_t index : unsettled) report_.PrintOutcome(cells_[index], *outcomes_[index]);
     report_.CloseInterrupted(missing);

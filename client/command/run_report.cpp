@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include <cppool/version.h>
+
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/src/describe.h"
@@ -210,7 +212,8 @@ void RunReport::PrintListed(const suite::Cell& cell, const Outcome& outcome) {
 }
 
 bool RunReport::WriteJunit(const std::vector<suite::Cell>& cells,
-                           const std::vector<std::optional<Outcome>>& outcomes, const std::string& missing,
+                           const std::vector<std::optional<Outcome>>& outcomes,
+                           const std::map<int, Json>& worlds, const std::string& missing,
                            Outcome::Kind rest) {
   if (!junit_.is_open()) return true;  // not requested, or written
   std::vector<JunitCase> cases;
@@ -225,7 +228,10 @@ bool RunReport::WriteJunit(const std::vector<suite::Cell>& cells,
     cases.push_back(ToJunit(cells[i], not_run));
   }
   errno = 0;
-  command::WriteJunit(junit_, junit_name_, cases);
+  JunitSuite suite{junit_name_, begin_, {{"cppool", CPPOOL_VERSION}}};
+  for (const auto& [size, hello] : worlds)
+    suite.properties.emplace_back("world size " + std::to_string(size), DescribeWorld(hello));
+  command::WriteJunit(junit_, suite, cases);
   junit_.close();
   if (!junit_) streams_.err << "cppool: " << CannotWrite(arguments_.junit) << "\n";
   return static_cast<bool>(junit_);

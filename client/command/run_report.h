@@ -39,10 +39,11 @@ class RunReport {
   void PrintOutcome(const suite::Cell& cell, const Outcome& outcome);
   void PrintListed(const suite::Cell& cell, const Outcome& outcome);  // the expected outcome, nothing has run
 
-  // Writes all cells; those without an outcome have `rest`, and `missing` says why. The first call writes;
-  // false: it could not.
+  // Writes all cells and what they ran on (`worlds` as in Close); those without an outcome have `rest`, and
+  // `missing` says why. The first call writes; false: it could not.
   bool WriteJunit(const std::vector<suite::Cell>& cells, const std::vector<std::optional<Outcome>>& outcomes,
-                  const std::string& missing = "", Outcome::Kind rest = Outcome::Kind::kError);
+                  const std::map<int, Json>& worlds, const std::string& missing = "",
+                  Outcome::Kind rest = Outcome::Kind::kError);
 
   // `worlds`: the answers to `hello`, by world size. `ended`: why the run ended when it did; empty: all cells
   // have run.
@@ -67,6 +68,7 @@ class RunReport {
   const LoadedCases loaded_;
   const std::string junit_name_;  // the suite, and the class of its cases
   std::ofstream junit_;
+  const std::chrono::system_clock::time_point begin_ = std::chrono::system_clock::now();
   Tally tally_;
   int failing_ = 0;
   command::Progress progress_;

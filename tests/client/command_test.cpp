@@ -382,7 +382,7 @@ TEST_CASE(
                         0) == 0);
     CHECK(Times(ran.out, crash) == 1);
     CHECK(Times(ran.out, "rank 1 crashed") == 1);
-    const XmlNode suite = ParseXml(ReadFile(junit)).children.at(0);
+    const XmlNode suite = JunitSuiteIn(ReadFile(junit));
     CHECK(suite.attributes.at("failures") == "1");
     const XmlNode failure = suite.children.at(0).children.at(0);
     CHECK(failure.name == "failure");
@@ -452,7 +452,7 @@ TEST_CASE("run --retries allows a flaky pass, and asks as often as it says") {
   CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
   CHECK(ran.Prints("FLAKY attention W=2\n  flaky (passed at attempt 2)\n"));
   CHECK(ran.Prints("stack: Attend < Run"));
-  const XmlNode suite = ParseXml(ReadFile(junit)).children.at(0);
+  const XmlNode suite = JunitSuiteIn(ReadFile(junit));
   CHECK(suite.attributes.at("failures") == "0");
   const XmlNode flaky = suite.children.at(0).children.at(0);
   CHECK(flaky.name == "flakyFailure");
@@ -503,7 +503,7 @@ TEST_CASE("run --times runs each cell so often, and one that ends differently co
   CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped, 1 flaky");
   CHECK(ran.Prints("FLAKY attention W=2\n  flaky (failed 1 of 4)\n  dq of rank 1 against oracle"));
   CHECK(Lines(ReadFile(log)).size() == 4);
-  const XmlNode one = ParseXml(ReadFile(junit)).children.at(0).children.at(0);
+  const XmlNode one = JunitSuiteIn(ReadFile(junit)).children.at(0);
   CHECK(one.children.at(0).attributes.at("message") == "because of mismatch (flaky (failed 1 of 4))");
   // A failed check is never asked again: retries do not allow it.
   CHECK(with({"--param", "ends=[pass,pass,fail,pass]", "--retries", "1"}).code == 1);
@@ -609,7 +609,7 @@ TEST_CASE("a run that the limit cuts short does not count, and a crash before it
   CHECK(ran.code == 1);
   CHECK(ran.Last() == "0 passed, 0 failed, 0 skipped");
   CHECK(ran.Last(1) == "stopped at the limit of the run (--limit) with 0 of 1 cells done");
-  CHECK(ParseXml(ReadFile(junit)).children.at(0).attributes.at("errors") == "1");
+  CHECK(JunitSuiteIn(ReadFile(junit)).attributes.at("errors") == "1");
   ran = run("[pass,crash,hang]", {"--until-fail"});
   CHECK(ran.code == 1);
   CHECK(ran.Prints("\n  flaky (failed 2 of 3)\n  attempt 1: "));
@@ -647,7 +647,8 @@ TEST_CASE("JUnit's XML is well-formed for any texts") {
                                   {"g", "errs", Outcome::kError, 2, "m", "d", nasty},
                                   {"g", "skips", Outcome::kSkipped, 0, "reason", "d", ""}};
   std::ostringstream out;
-  cppool::command::WriteJunit(out, "suite", cases);
+  const std::chrono::system_clock::time_point begin{std::chrono::seconds(86399)};
+  cppool::command::WriteJunit(out, {"suite", begin, {}}, cases);
   INFO(out.str());
   XmlNode root = ParseXml(out.str());
   CHECK(root.name == "testsuites");
@@ -657,6 +658,13 @@ TEST_CASE("JUnit's XML is well-formed for any texts") {
   CHECK(suite.attributes.at("errors") == "1");
   CHECK(suite.attributes.at("skipped") == "1");
   CHECK(suite.attributes.at("time") == "3.250");
+  CHECK(suite.attributes.at("timestamp") == "1970-01-01T23:59:59");
+  CHECK_FALSE(suite.attributes.at("hostname").empty());
+  std::ostringstream with;
+  cppool::command::WriteJunit(with, {"suite", begin, {{"world size 2", nasty}}}, cases);
+  const XmlNode property = ParseXml(with.str()).children.at(0).children.at(0).children.at(0);
+  CHECK(property.attributes.at("name") == "world size 2");
+  CHECK(property.attributes.at("value").find("<&>") == 0);
   REQUIRE(suite.children.size() == 4);
   CHECK(suite.children[0].children.empty());
   CHECK(suite.children[1].children.at(0).name == "failure");
@@ -675,7 +683,7 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   std::string file = folder.File("out.xml");
   Ran ran = Cppool({"run", "--suite", "smoke", "--junit", file});
   CHECK(ran.code == 0);
-  XmlNode suite = ParseXml(ReadFile(file)).children.at(0);
+  XmlNode suite = JunitSuiteIn(ReadFile(file));
   CHECK(suite.attributes.at("name") == "cppool.smoke");
   CHECK(suite.attributes.at("tests") == "20");
   CHECK(suite.children.at(0).attributes.at("name") + ": " ==
@@ -684,13 +692,13 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
             .substr(0, suite.children.at(0).attributes.at("name").size() + 2));
 
   Cppool({"run", "--param", "do=fail", "--junit", file});
-  XmlNode failure = ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0);
+  XmlNode failure = JunitSuiteIn(ReadFile(file)).children.at(0).children.at(0);
   CHECK(failure.name == "failure");
   // Another thread reads the daemon's stderr, possibly after the answer: the run is repeated until the report
   // has it.
   CHECK(Eventually([&] {
     Cppool({"run", "--param", "do=fail", "--junit", file});
-    const XmlNode one = ParseXml(ReadFile(file)).children.at(0).children.at(0);
+    const XmlNode one = JunitSuiteIn(ReadFile(file)).children.at(0);
     return one.children.size() == 2 && one.children[1].name == "system-err" &&
            one.children[1].text.find("the fake daemon has started") != std::string::npos;
   }));
@@ -698,9 +706,9 @@ TEST_CASE("a JUnit report has a test case per cell, in the suite's order") {
   CHECK(Has(failure.text, "dq of rank 1"));
   CHECK(Has(failure.text, "repeat: cppool run --world-size 2"));
   Cppool({"run", "--param", "do=die", "--junit", file});
-  CHECK(ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0).name == "error");
+  CHECK(JunitSuiteIn(ReadFile(file)).children.at(0).children.at(0).name == "error");
   Cppool({"run", "--param", "do=skip", "--junit", file});
-  CHECK(ParseXml(ReadFile(file)).children.at(0).children.at(0).children.at(0).name == "skipped");
+  CHECK(JunitSuiteIn(ReadFile(file)).children.at(0).children.at(0).name == "skipped");
 
   const Ran unwritable = Cppool({"run", "--junit", "/nowhere/out.xml"});
   CHECK(unwritable.code == 2);
@@ -974,9 +982,9 @@ TEST_CASE("unwritable output is a failure, and a closed stdout's descriptor is n
         0);
   CHECK(ReadFile(folder.File("code")) == "1\n");
   CHECK(Has(ReadFile(folder.File("err")), "stdout could not be written"));
-  CHECK(ParseXml(ReadFile(report)).children.at(0).children.size() == 20);
+  CHECK(JunitSuiteIn(ReadFile(report)).children.size() == 20);
   CHECK(std::system((run + ">&-").c_str()) == 0);
-  CHECK(ParseXml(ReadFile(report)).children.at(0).children.size() == 20);
+  CHECK(JunitSuiteIn(ReadFile(report)).children.size() == 20);
 }
 
 namespace {
@@ -1050,7 +1058,7 @@ TEST_CASE("an interrupted suite prints the finished cells and writes them to its
     CHECK(lines.back() == "8 passed, 0 failed, 0 skipped");
     CHECK(lines[lines.size() - 2] == missing);
   }
-  const XmlNode suite = ParseXml(ReadFile(report)).children.at(0);
+  const XmlNode suite = JunitSuiteIn(ReadFile(report));
   REQUIRE(suite.children.size() == 20);
   CHECK(suite.attributes.at("errors") == "12");
   std::set<std::string> names;

@@ -98,5 +98,11 @@ class XmlReader {
 };
 
 inline XmlNode ParseXml(const std::string& text) { return XmlReader(text).Document(); }
+// The suite of a JUnit report, with its cases as children.
+inline XmlNode JunitSuiteIn(const std::string& text) {
+  XmlNode suite = ParseXml(text).children.at(0);
+  std::erase_if(suite.children, [](const XmlNode& child) { return child.name == "properties"; });
+  return suite;
+}
 
 }  // namespace cppool::test
