@@ -344,9 +344,10 @@ OracleSample Verifier::WithBadBlocks(const OracleSample& sample, const StatsOf& 
     for (const Stats& part : stats.at(kind)) {
       if (!part.pair) return sample;  // the sum needs all pairs
       const BlockStats* const found = part.blocks.ours;
-      const bool bad = std::any_of(
-          found, found + part.blocks.count(),
-          [&, limit = tolerance](const auto& block) { return IsCast(kind) || block.worst_err > limit; });
+      const bool bad = std::any_of(found, found + part.blocks.count(),
+                                   [cast = IsCast(kind), limit = tolerance](const auto& block) {
+                                     return cast || block.worst_err > limit;
+                                   });
       if (bad && std::find(pairs.begin(), pairs.end(), *part.pair) == pairs.end())
         pairs.push_back(*part.pair);
     }
