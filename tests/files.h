@@ -62,7 +62,9 @@ inline std::string Replaced(std::string text, const std::string& part, const std
 // The bytes of a file; empty if it cannot be read.
 inline std::string ReadFile(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << file.rdbuf();  // an iterator throws when the file is one of a process that ends meanwhile
+  return text.str();
 }
 
 }  // namespace cppool::test

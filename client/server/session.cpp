@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <iterator>
 #include <set>
 #include <system_error>
@@ -46,7 +47,9 @@ Json Cancelled(const std::optional<Json>& id) {
 
 std::string NameOf(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline", std::ios::binary);
-  std::string command{std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << file.rdbuf();  // an iterator would throw when the process ends meanwhile
+  std::string command = text.str();
   std::replace(command.begin(), command.end(), '\0', ' ');
   while (command.ends_with(' ')) command.pop_back();
   if (command.size() > kMostCommand) command = command.substr(0, kMostCommand) + "...";
