@@ -11,9 +11,9 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <iterator>
 #include <set>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <tuple>
