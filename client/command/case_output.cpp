@@ -28,19 +28,33 @@ std::string TimeOfDay() {
 
 }  // namespace
 
-CaseOutput::CaseOutput(const std::string& log) : path_(log) {
+CaseOutput::CaseOutput(const std::string& log) {
   if (log.empty()) return;
   errno = 0;
-  file_.open(log);
-  if (!file_) throw suite::UsageError(CannotWrite(log));
+  log_ = {log, std::ofstream(log)};
+  if (!log_.file) throw suite::UsageError(CannotWrite(log));
+}
+
+void CaseOutput::CopyTo(const std::string& file) {
+  const std::lock_guard lock(mutex_);
+  errno = 0;
+  copy_ = {file, file.empty() ? std::ofstream() : std::ofstream(file)};
+  if (!copy_.file) problem_ = CannotWrite(file);
 }
 
 void CaseOutput::Write(const std::string& cell, std::string_view text) {
-  if (!file_.is_open() || !problem_.empty()) return;
+  std::string line = "[" + TimeOfDay() + "] ";
+  if (!cell.empty()) line += "[" + cell + "] ";
+  line.append(text).append("\n");
+  Write(log_, line);
+  Write(copy_, line);
+}
+
+void CaseOutput::Write(Log& log, std::string_view line) {
+  if (!log.file.is_open() || !log.file) return;
   errno = 0;
-  file_ << "[" << TimeOfDay() << "] " << (cell.empty() ? "" : "[" + cell + "] ") << text << "\n"
-        << std::flush;  // it is read while the run goes on, and after a crash
-  if (!file_) problem_ = CannotWrite(path_);
+  log.file << line << std::flush;  // it is read while the run goes on, and after a crash
+  if (!log.file) problem_ = CannotWrite(log.path);
 }
 
 void CaseOutput::Add(int world_size, std::string_view line) {

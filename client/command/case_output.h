@@ -24,6 +24,8 @@ class CaseOutput {
   // Lines from here on are this cell's; empty: no cell's.
   void Begin(int world_size, const std::string& cell);
   void Note(const std::string& text);  // a line of the log, about the cell
+  // From here on all lines of the log are written to this file, too, until the next call; empty: to none.
+  void CopyTo(const std::string& file);
   // Returns the last 200 lines since Begin, the first of them saying how many came before.
   std::vector<std::string> Take();
   // Returns why the log is not complete: "cannot write run.log: No space left on device"; empty: it is, or
@@ -34,8 +36,13 @@ class CaseOutput {
   void Write(const std::string& cell, std::string_view text);  // under mutex_
 
   std::mutex mutex_;
-  const std::string path_;
-  std::ofstream file_;
+  struct Log {
+    std::string path;
+    std::ofstream file;
+  };
+  void Write(Log& log, std::string_view line);
+
+  Log log_, copy_;
   std::string problem_;
   int world_size_ = 0;
   std::string cell_;

@@ -18,6 +18,7 @@
 
 #include "base/unique_fd.h"
 #include "client/command/case_output.h"
+#include "client/command/cell_files.h"
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/command/interruption.h"
@@ -43,19 +44,20 @@ PoolOptions InOwnPools(PoolOptions options) {
 
 class Run {
  public:
-  // `runner` has the pools, and `output` what they write; both outlive it.
+  // `runner` has the pools, `output` what they write, and `files` are those of the cells; all outlive it.
   Run(const RunArguments& arguments, RunOptions run_options, std::vector<suite::Cell> cells,
-      LoadedCases loaded, CellRunner& runner, CaseOutput& output, const Streams& streams)
+      LoadedCases loaded, CellRunner& runner, CellFiles& files, CaseOutput& output, const Streams& streams)
       : arguments_(arguments),
         cells_(std::move(cells)),
         run_options_(std::move(run_options)),
+        files_(files),
         output_(output),
         runner_(runner),
         diagnoser_(InOwnPools(ToPoolOptions(arguments)), run_options_, {},
                    [this](const std::string& doing) {
                      report_.Progress(static_cast<int>(done_), diagnosed_ + ": " + doing);
                    }),
-        report_(arguments, streams, cells_.size(), std::move(loaded)),
+        report_(arguments, files.for_each(), streams, cells_.size(), std::move(loaded)),
         // With --until-fail all cells run once in each round, else each of them as often in the only round.
         rounds_(cells_.empty() || !arguments.until_fail
                     ? 1
@@ -111,7 +113,7 @@ class Run {
  private:
   // A diagnosis needs the devices for itself. Where cells run many times a start takes little of the time.
   void ExpectCells(const std::vector<std::size_t>& order) {
-    if (arguments_.diagnose || runs_ > 1) return;
+    if (arguments_.diagnose || !arguments_.failures.empty() || runs_ > 1) return;
     std::deque<int> world_sizes;
     for (std::size_t index : order) world_sizes.push_back(cells_[index].world_size);
     runner_.Expect(std::move(world_sizes));
@@ -145,7 +147,8 @@ class Run {
     report_.Progress(static_cast<int>(done_),
                      round_ > 1 ? "round " + std::to_string(round_) + ", " + cell.name : cell.name,
                      static_cast<double>(run) / runs_);
-    const RunOptions options = WithinLimit();
+    RunOptions options = WithinLimit();
+    files_.Choose(cell, &options);
     Outcome outcome = runner_.Run(cell, options);
     if (given_up_) return !Stops();
     const bool cut = outcome.timed_out && options.deadline < run_options_.deadline;
@@ -157,15 +160,22 @@ class Run {
     if (cut)
       outcome.error = "ended by the limit of the run (--limit), not by its own deadline of " +
                       client::Seconds(run_options_.deadline) + ": " + outcome.error;
-    output_.Note(std::string(ToString(outcome.kind)) + (outcome.error.empty() ? "" : ": ") + outcome.error);
+    output_.Note(Summary(outcome.kind, outcome.error));
     const bool diagnosed = outcomes_[index] && outcomes_[index]->verdict;
     const bool diagnosable = !cut && !diagnosed && Diagnosable(outcome);
+    const bool again = !cut && !(outcomes_[index] && outcomes_[index]->again) && files_.Wants(outcome);
     {
       const std::lock_guard lock(mutex_);
       if (outcomes_[index])
         outcomes_[index]->Add(std::move(outcome));
       else
         outcomes_[index] = std::move(outcome);
+    }
+    if (again) {
+      report_.Progress(static_cast<int>(done_), "again: " + cell.name);
+      Again kept = files_.RunAgain(cell, WithinLimit(), runner_, output_);
+      const std::lock_guard lock(mutex_);
+      if (!given_up_) outcomes_[index]->again = std::move(kept);
     }
     if (diagnosable) {
       diagnosed_ = cell.name;
@@ -270,6 +280,7 @@ class Run {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const std::vector<suite::Cell> cells_;
   const RunOptions run_options_;
+  CellFiles& files_;
   CaseOutput& output_;
   CellRunner& runner_;
   Diagnoser diagnoser_;
@@ -321,6 +332,7 @@ class Rounds {
       : arguments_(arguments),
         streams_(streams),
         cells_(CellsOf(arguments, streams)),
+        files_(arguments, cells_),
         output_(arguments.log),
         runner_(ToPoolOptions(arguments),
                 {.skip_large_worlds = !arguments.suite.empty(),
@@ -342,7 +354,7 @@ class Rounds {
     CellRunner::Check(options);
     const LoadedCases loaded(arguments_.daemon.libraries, options.load,
                              [this](const auto& load) { return runner_.List(FirstWorld(), load); });
-    Run run(arguments_, std::move(options), CellsWith(loaded), loaded, runner_, output_, streams_);
+    Run run(arguments_, std::move(options), CellsWith(loaded), loaded, runner_, files_, output_, streams_);
     if (arguments_.list) return run.List();
     if (!watch) return run.RunAll();
     const GivesUpWhenSaved saved(*watch, run, saved_);
@@ -396,6 +408,7 @@ class Rounds {
   const RunArguments& arguments_;
   const Streams& streams_;
   const std::vector<suite::Cell> cells_;
+  CellFiles files_;
   CaseOutput output_;
   CellRunner runner_;
   std::string saved_;  // while the cells ran

@@ -7,7 +7,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/new_file.h"
 #include "client/command/libraries.h"
 #include "client/command/sweep.h"
 #include "client/suite/repeat.h"
@@ -108,24 +107,21 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   AddDeadline(run, &arguments->deadline, "Seconds for each case");
   run.add_option("--perturb", arguments->options.perturb, "A seed of random delays at every mark")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
-  run.add_option("--dump", arguments->options.dump, "Writes the case's tensors to this folder, as .npy")
+  run.add_option("--dump", arguments->options.dump,
+                 "Writes the tensors to this folder, as .npy; of several cells, each to a folder in it")
       ->check(IsPath)
-      ->check(IsUtf8)
-      ->excludes(suite);
+      ->check(IsUtf8);
   run.add_option("--inputs", arguments->options.inputs,
                  "Reads q, k, v, dout, bias and softmax_offset from this folder, as .npy")
       ->check(IsPath)
       ->check(IsUtf8)
       ->excludes(suite);
-  run.add_option("--trace", arguments->options.trace,
-                 "Writes a timeline of the case to this file, as Chrome's JSON: open it in ui.perfetto.dev")
+  run.add_option(
+         "--trace", arguments->options.trace,
+         "Writes a timeline to this file, as Chrome's JSON: open it in ui.perfetto.dev; of several cells, "
+         "each to a file in this folder")
       ->check(IsPath)
-      ->check(IsUtf8)
-      ->check([](const std::string& file) {
-        const std::string why = base::WhyNotWritable(file);
-        return why.empty() ? "" : "cannot write " + protocol::Quoted(file) + ": " + why;
-      })
-      ->excludes(suite);
+      ->check(IsUtf8);
   run.add_option_function<std::string>(
          "--kernels", [arguments](const std::string& words) { arguments->kernels = ToKernels(words); },
          "Whose attention kernels: cppool (default), cudnn, a library or source with kernels of "
@@ -179,12 +175,20 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       run.add_flag("--list", arguments->list,
                    "Prints the cells, the command for each, and which would be skipped and why; runs nothing")
           ->excludes(junit);
+  CLI::Option* failures =
+      run.add_option("--failures", arguments->failures,
+                     "Runs each failed cell once more in the same pool and writes its tensors, timeline and "
+                     "log to a folder in this one: at most 20 cells and 2 GiB")
+          ->check(IsPath)
+          ->check(IsUtf8)
+          ->excludes(list);
   run.add_flag(
          "--diagnose", arguments->diagnose,
          "Runs a failed case again in fresh pools, alone and after the cases before it, to tell a bug from a "
          "polluted pool and a flaky case")
       ->excludes(list)
-      ->excludes(retries);
+      ->excludes(retries)
+      ->excludes(failures);
   run.add_flag(
          "--watch", arguments->watch,
          "Runs the same again each time that a file of --load or --kernels is saved, until it is interrupted")
@@ -227,12 +231,6 @@ std::vector<suite::Cell> CellsOf(const RunArguments& arguments, const Streams& s
         throw suite::UsageError("more than " + std::to_string(suite::kMaxCells) +
                                 " cells: give --param fewer values");
     }
-  if (product.size() > 1) {
-    const std::string many =
-        " of one case, and the lists of --param and --world-size make " + std::to_string(product.size());
-    if (!arguments.options.dump.empty()) throw suite::UsageError("--dump writes the tensors" + many);
-    if (!arguments.options.trace.empty()) throw suite::UsageError("--trace writes the timeline" + many);
-  }
   suite::MakeNamesUnique(&product);
   if (arguments.shard.empty() || product.empty()) return product;
   const std::size_t all = product.size();
@@ -255,14 +253,6 @@ RunOptions ToRunOptions(const RunArguments& arguments) {
   options.deadline = ToMilliseconds(arguments.deadline);
   options.kernels = arguments.kernels.Words();
   return options;
-}
-
-std::vector<std::string> CommonWords(const RunArguments& arguments,
-                                     const std::vector<std::string>& libraries) {
-  std::vector<std::string> words =
-      suite::OptionWords(ToPoolOptions(arguments.daemon), libraries, ToRunOptions(arguments));
-  if (arguments.leaks_are_errors) words.insert(words.end(), {"--leaks", "error"});
-  return words;
 }
 
 }  // namespace cppool::command

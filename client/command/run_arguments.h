@@ -23,9 +23,10 @@ struct RunArguments {
   std::int64_t max_seqlen = 0;  // 0: lengths are not changed
   RunOptions options;           // without the case, the deadline, `kernels` and the libraries
   protocol::KernelChoice kernels;
-  std::string shard;  // "i/n"; empty: all cells
-  std::string log;    // a file; empty: none
-  double limit = 0;   // seconds for the whole run; 0: none
+  std::string failures;  // a folder; empty: none
+  std::string shard;     // "i/n"; empty: all cells
+  std::string log;       // a file; empty: none
+  double limit = 0;      // seconds for the whole run; 0: none
   std::optional<int>
       retries;  // absent: a cell whose daemon died is asked once more, and is not allowed to be flaky
   std::optional<int> times;  // runs of each cell, or with `until_fail` of all cells; absent: 1, or no end
@@ -41,10 +42,5 @@ std::vector<suite::Cell> CellsOf(const RunArguments& arguments,
                                  const Streams& streams);  // prints why there are none
 PoolOptions ToPoolOptions(const RunArguments& arguments);
 RunOptions ToRunOptions(const RunArguments& arguments);  // without its libraries, which are made first
-
-// The words of a command that repeats any of the cells, beside those of the cell, with these `libraries` of
-// --load.
-std::vector<std::string> CommonWords(const RunArguments& arguments,
-                                     const std::vector<std::string>& libraries);
 
 }  // namespace cppool::command

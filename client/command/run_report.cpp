@@ -123,11 +123,27 @@ void AddCrashes(const Outcome& outcome, Json* json) {
 
 Json OrNull(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
+// "passed; in failures/mine-W2", "failed; in failures/mine-W2; its dump is not kept: ...", "not run: ...".
+std::string DescribeAgain(const Again& again) {
+  if (again.folder.empty()) return "not run: " + again.note;
+  return std::string(ToString(again.kind)) + "; in " + again.folder +
+         (again.note.empty() ? "" : "; " + again.note);
+}
+
+Json ToJson(const Again& again) {
+  Json json = {{"status", again.folder.empty() ? Json() : Json(ToString(again.kind))},
+               {"folder", OrNull(again.folder)},
+               {"error", OrNull(again.error)}};
+  if (!again.note.empty()) json["note"] = again.note;
+  return json;
+}
+
 }  // namespace
 
-RunReport::RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells,
+RunReport::RunReport(const RunArguments& arguments, bool for_each, const Streams& streams, std::size_t cells,
                      LoadedCases loaded)
     : arguments_(arguments),
+      for_each_(for_each),
       streams_(streams),
       loaded_(std::move(loaded)),
       junit_name_("cppool." + (arguments.suite.empty()
@@ -155,6 +171,7 @@ void RunReport::PrintOutcome(const suite::Cell& cell, const Outcome& outcome) {
     json["answer"] = outcome.result ? outcome.result->json : Json();
     if (!outcome.output.empty()) json["output"] = outcome.output;
     AddCrashes(outcome, &json);
+    if (outcome.again) json["again"] = ToJson(*outcome.again);
     if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
     PrintJson(streams_.out, json);
     return;
@@ -304,8 +321,12 @@ void RunReport::CloseInterrupted(const std::string& why) {
 }
 
 std::string RunReport::Repeat(const suite::Cell& cell) const {
-  return suite::RepeatCommand(streams_.program, cell,
-                              CommonWords(arguments_, loaded_.FilesWith(cell.case_name)));
+  RunOptions options = ToRunOptions(arguments_);
+  if (for_each_) options.dump = options.trace = "";
+  std::vector<std::string> words =
+      suite::OptionWords(ToPoolOptions(arguments_.daemon), loaded_.FilesWith(cell.case_name), options);
+  if (arguments_.leaks_are_errors) words.insert(words.end(), {"--leaks", "error"});
+  return suite::RepeatCommand(streams_.program, cell, words);
 }
 
 // Runs the culprits and then the cell in one pool.
@@ -319,6 +340,7 @@ std::string RunReport::RepeatAll(const suite::Cell& cell, const Verdict& verdict
 std::vector<std::string> RunReport::Advice(const suite::Cell& cell, const Outcome& outcome) const {
   std::vector<std::string> lines;
   if (outcome.verdict) lines.push_back("verdict: " + Describe(*outcome.verdict));
+  if (outcome.again) lines.push_back("again: " + DescribeAgain(*outcome.again));
   lines.push_back("repeat: " + Repeat(cell));
   if (outcome.verdict && outcome.verdict->kind == Verdict::Kind::kPolluted) {
     lines.back() += "  # passes alone";

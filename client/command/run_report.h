@@ -20,8 +20,10 @@ namespace cppool::command {
 // Not synchronised. With --json stdout has one object per cell and a summary, and the text goes to stderr.
 class RunReport {
  public:
-  // `cells`: how many will run. Throws UsageError when the JUnit file cannot be written.
-  RunReport(const RunArguments& arguments, const Streams& streams, std::size_t cells, LoadedCases loaded);
+  // `cells`: how many will run. `for_each`: --dump and --trace name folders of all cells. Throws UsageError
+  // when the JUnit file cannot be written.
+  RunReport(const RunArguments& arguments, bool for_each, const Streams& streams, std::size_t cells,
+            LoadedCases loaded);
 
   // `done`: of the cells; `share`: of the one under way.
   void Progress(int done, const std::string& doing, double share = 0) {
@@ -64,6 +66,7 @@ class RunReport {
   std::ostream& Closing() const;
 
   const RunArguments& arguments_;
+  const bool for_each_;
   const Streams streams_;
   const LoadedCases loaded_;
   const std::string junit_name_;  // the suite, and the class of its cases

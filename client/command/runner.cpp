@@ -20,6 +20,7 @@ void Outcome::Add(Outcome next) {
   next.seconds += seconds;
   next.daemon_seconds += daemon_seconds;
   if (!next.verdict) next.verdict = verdict;
+  if (!next.again) next.again = again;
   const Kind latest = next.kind;
   const auto rank = [](const Outcome& outcome) {
     return outcome.failed() ? 2 : outcome.flaky.empty() ? 0 : 1;
@@ -34,6 +35,10 @@ void Outcome::Add(Outcome next) {
   }
   if (any_flaky)
     flaky = failures > 0 ? client::FlakyOf(failures, attempts) : client::FlakyAt(ToString(latest), attempts);
+}
+
+std::string Summary(Status kind, const std::string& error) {
+  return std::string(ToString(kind)) + (error.empty() ? "" : ": ") + error;
 }
 
 void CellRunner::Check(const RunOptions& options) try {

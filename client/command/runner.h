@@ -21,6 +21,14 @@
 
 namespace cppool::command {
 
+// What came of a failed cell that --failures ran once more.
+struct Again {
+  std::string folder;            // with its dump, trace.json and log.txt; empty: it was not run
+  Status kind = Status::kError;  // how it ended
+  std::string error;             // as Outcome has it
+  std::string note;              // what is missing and why; empty: nothing
+};
+
 // Holds an answer, or why there is none.
 struct Outcome {
   using Kind = Status;
@@ -44,6 +52,7 @@ struct Outcome {
   // in the same way each time.
   std::string flaky;
   std::optional<Verdict> verdict;  // present after a diagnosis
+  std::optional<Again> again;      // of the first failure, with --failures
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
   // Returns whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the
@@ -55,6 +64,8 @@ struct Outcome {
   // else the last.
   void Add(Outcome next);
 };
+
+std::string Summary(Status kind, const std::string& error);  // "failed: out of rank 0 ..."
 
 class CellRunner {
  public:

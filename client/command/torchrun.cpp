@@ -14,6 +14,7 @@
 
 #include "client/command/command.h"
 #include "client/src/shell.h"
+#include "client/suite/value_text.h"
 #include "protocol/json_text.h"
 #include "protocol/start.h"
 

@@ -273,14 +273,93 @@ TEST_CASE("values of one parameter make a case each, in run as in bench") {
 
   ran = Cppool({"run", "--suite", "smoke", "--param", "seed=1,2", "--list"});
   CHECK(ran.Last() == "40 would run, 0 would fail, 0 would be skipped");
+}
 
-  ran = Cppool({"run", "--param", "seed=1,2", "--dump", "folder"});
+TEST_CASE("run --dump and --trace of several cells name a folder with an entry for each cell") {
+  const TemporaryFolder folder;
+  const std::string dumps = folder.File("dumps"), traces = folder.File("new/traces");
+  Ran ran = Cppool(
+      {"run", "--param", "do=echo", "--param", "seed=1,2", "--dump", dumps, "--trace", traces, "--json"});
+  REQUIRE(ran.code == 0);
+  const Json one = Json::parse(ran.lines.at(0)), two = Json::parse(ran.lines.at(1));
+  CHECK(one["answer"]["request"]["dump"] == dumps + "/attention-W2-seed1");
+  CHECK(two["answer"]["request"]["dump"] == dumps + "/attention-W2-seed2");
+  CHECK(two["answer"]["request"]["trace"] == traces + "/attention-W2-seed2.json");
+  CHECK(std::filesystem::is_directory(traces));
+  // Repeated alone it would write into the folder of all.
+  CHECK_FALSE(Has(one["repeat"], "--dump"));
+  CHECK_FALSE(Has(one["repeat"], "--trace"));
+
+  // Also where filters leave one cell of the suite.
+  const std::string name = "mha_128 fp16 bshd p2p W=2";
+  ran = Cppool({"run", "--suite", "smoke", "--filter", "name=" + name, "--param", "do=echo", "--dump", dumps,
+                "--json"});
+  CHECK(Json::parse(ran.lines.at(0))["answer"]["request"]["dump"] == dumps + "/mha_128-fp16-bshd-p2p-W2");
+
+  const std::string file = folder.File("file");
+  std::ofstream(file) << "mine";
+  for (const char* option : {"--dump", "--trace", "--failures"}) {
+    ran = Cppool({"run", "--param", "seed=1,2", option, file}, "/no/daemon");
+    CHECK(ran.code == 2);
+    CHECK(Has(ran.err, std::string(option) + ": cannot make the folder \"" + file + "\": "));
+  }
+  CHECK(ReadFile(file) == "mine");
+}
+
+TEST_CASE("run --failures runs each failed cell once more with dump, trace and log, and says how it ended") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.File("kept");
+  Ran ran = Cppool({"run", "--param", "do=pass,fail,skip", "--failures", kept, "--json"});
+  CHECK(ran.code == 1);
+  CHECK_FALSE(Json::parse(ran.lines.at(0)).contains("again"));
+  CHECK_FALSE(Json::parse(ran.lines.at(2)).contains("again"));
+  const Json again = Json::parse(ran.lines.at(1))["again"];
+  CHECK(again["status"] == "failed");
+  CHECK(again["folder"] == kept + "/attention-W2-dofail");
+  CHECK(again["error"] == Json::parse(ran.lines.at(1))["error"]);
+  CHECK_FALSE(std::filesystem::exists(kept + "/attention-W2-dopass"));
+
+  // It fails unless it is dumped, and unless it is traced.
+  for (const char* key : {"dump", "trace"}) {
+    ran = Cppool(
+        {"run", "--param", "do=fail_without", "--param", std::string("key=") + key, "--failures", kept});
+    CHECK(ran.code == 1);
+    CHECK(ran.Prints("  again: passed; in " + kept + "/attention-W2\n"));
+    CHECK(ran.Last() == "0 passed, 1 failed, 0 skipped");
+  }
+
+  ran = Cppool({"run", "--param", "do=say_and_fail", "--param", "text=\"once\\n\"", "--failures", kept});
+  const std::string log = ReadFile(kept + "/attention-W2/log.txt");
+  CHECK(Has(log, "[attention W=2] once\n"));
+  CHECK(Has(log, "[attention W=2] failed: "));
+
+  // The daemon dies each time: the next one has the cell again.
+  ran = Cppool({"run", "--param", "do=die", "--retries", "0", "--failures", kept});
+  CHECK(ran.Prints("  again: error; in " + kept + "/attention-W2\n"));
+
+  ran = Cppool({"run", "--failures", kept, "--diagnose"});
   CHECK(ran.code == 2);
-  CHECK(Has(ran.err, "--dump writes the tensors of one case"));
-  ran = Cppool({"run", "--param", "seed=1,2", "--trace", "t.json"});
-  CHECK(ran.code == 2);
-  CHECK(Has(ran.err,
-            "--trace writes the timeline of one case, and the lists of --param and --world-size make 2"));
+}
+
+TEST_CASE("run --failures keeps at most 20 cells and 2 GiB") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.File("kept");
+  Ran ran = Cppool({"run", "--param", "do=fail", "--param",
+                    "seed=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22", "--failures", kept});
+  CHECK(ran.Last() == "0 passed, 22 failed, 0 skipped");
+  CHECK(ran.Prints("  again: not run: --failures keeps at most 20 cells and 2 GiB\n"));
+  const std::filesystem::directory_iterator entries(kept);
+  CHECK(std::distance(begin(entries), end(entries)) == 20);
+
+  // Of an earlier run: a dump of which most is a hole.
+  const std::string dump = kept + "/attention-W2/dump";
+  std::filesystem::create_directories(dump);
+  std::ofstream(dump + "/q.npy") << "q";
+  std::filesystem::resize_file(dump + "/q.npy", (std::uintmax_t{2} << 30) + 1);
+  ran = Cppool({"run", "--param", "do=fail", "--failures", kept});
+  CHECK(ran.Prints("/attention-W2; its dump is not kept: with it " + kept + " would have more than 2 GiB\n"));
+  CHECK_FALSE(std::filesystem::exists(dump));
+  CHECK(std::filesystem::exists(kept + "/attention-W2/log.txt"));
 }
 
 TEST_CASE(
@@ -729,7 +808,6 @@ TEST_CASE("invalid arguments are a usage error with exit code 2") {
       std::vector<std::string>{"run", "--suite", "everything"},
       std::vector<std::string>{"run", "--junit", ""}, std::vector<std::string>{"run", "--dump", ""},
       std::vector<std::string>{"run", "--trace", ""},
-      std::vector<std::string>{"run", "--suite", "smoke", "--trace", "t.json"},
       std::vector<std::string>{"run", "--suite", "smoke", "--filter", "!=bf16"},
       std::vector<std::string>{"run", "--param", "no_value"},
       std::vector<std::string>{"run", "--param", "=3"}, std::vector<std::string>{"run", "--world-size", "0"},
@@ -739,7 +817,6 @@ TEST_CASE("invalid arguments are a usage error with exit code 2") {
       std::vector<std::string>{"run", "--suite", "smoke", "--case", "mine"},
       std::vector<std::string>{"run", "--suite", "smoke", "--max-seqlen", "-1"},
       std::vector<std::string>{"run", "--max-seqlen", "64"},
-      std::vector<std::string>{"run", "--suite", "smoke", "--dump", "d"},
       std::vector<std::string>{"run", "--suite", "smoke", "--inputs", "d"},
       std::vector<std::string>{"run", "--perturb", "-1"}, std::vector<std::string>{"run", "--perturb", "x"},
       std::vector<std::string>{"run", "--fault", ""}, std::vector<std::string>{"run", "--fault", ":1"},
@@ -838,7 +915,6 @@ TEST_CASE("run --world-size takes several, as in bench") {
   ran = Cppool({"run", "--suite", "smoke", "--world-size", "2,3", "--list"});
   CHECK((ran.Prints(" W=3") && !ran.Prints(" W=4")));
   CHECK(ran.Last() == "40 would run, 0 would fail, 0 would be skipped");
-  CHECK(Cppool({"run", "--world-size", "2,4", "--trace", "t.json"}).code == 2);
   CHECK(Cppool({"run", "--world-size", "2,65"}).code == 2);
 }
 

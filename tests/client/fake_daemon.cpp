@@ -400,6 +400,8 @@ void Run(const Json& request, const std::string& what, const Json& surroundings)
   }
   if (what == "fail_with")  // fails if the request has this key
     return Write(1, Line(request.contains(params["key"]) ? NotPassed(id, "failed", "mismatch") : passed));
+  if (what == "fail_without")
+    return Write(1, Line(request.contains(params["key"]) ? passed : NotPassed(id, "failed", "mismatch")));
   if (what == "hang") Hang();
   if (what == "spin") {
     for (std::atomic<int> turns{0};;) turns.fetch_add(1);

@@ -206,6 +206,31 @@ TEST_CASE("diff finds the element of a dump that is off, and draws the errors") 
   CHECK(Has(diff().output, "is not that of a dump: give a folder that `cppool run --dump` has written"));
 }
 
+TEST_CASE("a suite keeps dump, trace and log of each failed cell") {
+  const TemporaryFolder folder;
+  const fs::path kept = folder / "kept", kernel = folder / "kernel.c";
+  std::string source = ReadFile(CPPOOL_NAIVE_KERNEL);
+  const std::string first = "diagonal - c->window_left : 0";
+  REQUIRE(source.find(first) != std::string::npos);
+  source.replace(source.find(first), first.size(), "diagonal - c->window_left + 1 : 0");
+  std::ofstream(kernel) << source;
+  const Child ran = RunChild("'" CPPOOL_COMMAND
+                             "' run --backend host --suite smoke --filter world_size=2 "
+                             "--filter 'name=mha_128*' --max-seqlen 96 --kernels '" +
+                             kernel.string() + "' --failures '" + kept.string() + "'");
+  INFO(ran.output);
+  CHECK(ran.exit_code == 1);
+  CHECK(Has(ran.output, "\n0 passed, 1 failed, 1 skipped\n"));
+  const fs::path cell = kept / "mha_128_64-bf16-sbhd-p2p-W2";
+  CHECK(Has(ran.output, "  again: failed; in " + cell.string() + "\n"));
+  CHECK(std::distance(fs::directory_iterator(kept), fs::directory_iterator()) == 1);
+  CHECK(Has(ReadFile(cell / "log.txt"), "out against oracle"));
+  CHECK_FALSE(Json::parse(ReadFile(cell / "trace.json")).at("traceEvents").empty());
+  const Child diff = RunChild("'" CPPOOL_COMMAND "' diff '" + (cell / "dump").string() + "'");
+  CHECK(diff.exit_code == 1);
+  CHECK(Has(diff.output, "out against oracle"));
+}
+
 TEST_CASE("a falsified dump fails its check") {
   const TemporaryFolder folder;
   DaemonProcess daemon(Host(2));
