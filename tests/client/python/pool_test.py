@@ -643,6 +643,35 @@ def test_dump(tmp_path):
         cppool.load_dump(tmp_path)
 
 
+def test_bench_files(tmp_path):
+    options = dict(world_size=1, backend="host", time=0.2, precision=50.0)
+    file = tmp_path / "saved"
+    first = cppool.bench({"max_seqlen_q": [16, 32]}, save=file, **options)
+    assert [row["max_seqlen_q"] for row in first] == [16, 32] and "verdict" not in first[0]
+    assert all(row["forward_samples"] >= 10 for row in first)
+
+    resumed = cppool.bench({"max_seqlen_q": [16, 32]}, resume=file, **options)
+    assert [row["forward_ms"] for row in resumed] == [row["forward_ms"] for row in first]
+
+    compared = cppool.bench({"max_seqlen_q": [32, 64]}, baseline=file, **options)
+    assert compared[0]["verdict"] in ("faster", "same", "slower")
+    assert compared[0]["forward_now_then_low"] <= compared[0]["forward_now_then"] <= compared[0]["forward_now_then_high"]
+    assert "verdict" not in compared[1]
+    saved = json.loads(file.read_text())
+    for row in saved["rows"]:  # as if it had been a hundred times as fast
+        for stage in row["measured"]["stages"].values():
+            stage["rounds"] = [ms / 100 for ms in stage["rounds"]]
+    file.write_text(json.dumps(saved))
+    assert cppool.bench({"max_seqlen_q": 16}, baseline=file, **options)[0]["verdict"] == "slower"
+    assert cppool.bench({"max_seqlen_q": 48}, baseline=file, **options)[0]["error"] == ""
+
+    with pytest.raises(ValueError, match="--repeat"):
+        cppool.bench(repeat=3, **options)
+    with pytest.raises(ValueError, match="is not a file that `cppool bench --save` has written"):
+        file.write_text("{}")
+        cppool.bench(baseline=file, **options)
+
+
 def test_bench():
     rows = cppool.bench({"cp_comm_type": ["p2p", "a2a"], "max_seqlen_q": 64, "window_size": (-1, -1)}, world_size=[1, 2], backend="host",
                         warmup=0, repeat=2)
