@@ -2,6 +2,7 @@
 // timed, and compared with the other kernels, with the same problem on one GPU, and with an earlier bench.
 // What it measures is in bench_measure.h, what it prints in bench_report.h and bench_records.h.
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "client/command/bench_measure.h"
 #include "client/command/bench_records.h"
 #include "client/command/bench_report.h"
+#include "client/command/bench_resume.h"
 #include "client/command/command.h"
 #include "client/command/interruption.h"
 #include "client/command/libraries.h"
@@ -32,7 +34,7 @@ struct Arguments {
   std::string case_name;  // empty: the only one of the libraries of --load, else attention
   std::vector<int> world_sizes = {2};
   std::vector<std::string> params;
-  std::string kernels, save, baseline;
+  std::string kernels, save, resume, baseline;
   std::int64_t warmup = 3, repeat = 0;      // repeat 0: until the median is precise
   double precision = 0.5, slower_than = 2;  // percent
   double seconds = 3, deadline = 300;
@@ -102,6 +104,7 @@ class Bench {
                                 (arguments.profile ? "--profile" : "--repeat 1") + " measures one");
     }
     if (!arguments.save.empty()) CheckCanSave(arguments.save);
+    if (!arguments.resume.empty()) resumed_.emplace(arguments.resume, PlanOf(arguments));
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
     results_.wide = arguments.wide;
@@ -115,16 +118,21 @@ class Bench {
     if (!Compile()) return kFailure;
     ChooseCase();
     if (const int code = Validate(); code != kSuccess) return code;
+    if (resumed_) resumed_->Check(results_);
     if (arguments_.csv) streams_.out << BenchCsvHeader(axes_) << std::flush;
     {
       const Interruption interruption([this](int signal) { Interrupted(signal); }, [this] { TellWhere(); });
       for (const SweepPoint& point : points_) {
         doing_ = point.cell.name;
-        std::vector<BenchRow> rows = MeasureAgainstBaseline(point);
+        std::vector<BenchRow> rows = Resume(point);
+        const bool resumed = !rows.empty() && std::none_of(rows.begin(), rows.end(), SeemsSlower);
+        if (!resumed) rows = MeasureAgainstBaseline(point);
         const std::lock_guard lock(mutex_);
         ++points_done_;
+        points_resumed_ += resumed;
         results_.worlds = runner_.worlds();
         for (BenchRow& row : rows) Add(std::move(row));
+        if (resumed_) Save([this] { resumed_->Save(results_); });
       }
     }
     return Close() ? ExitCode() : kFailure;
@@ -181,27 +189,37 @@ class Bench {
           refused.insert(RowName(point, results_.kernels[i]) + ": " + outcome.error);
         const auto hello = runner_.worlds().find(point.cell.world_size);
         if (!outcome.asked || hello == runner_.worlds().end()) continue;
+        NoteDigests(i, options);
         for (const char* feature : {"samples", "sampling", "waits", "profile"})
           Require(hello->second, feature);
       }
     progress_.Clear();
+    results_.worlds = runner_.worlds();
     for (const std::string& why : refused) streams_.err << "cppool: " << why << "\n";
     if (!refused.empty()) streams_.err << "cppool: nothing was timed\n";
     return lost ? kFailure : refused.empty() ? kSuccess : kUsage;
+  }
+
+  static bool SeemsSlower(const BenchRow& row) { return row.baseline && !row.baseline->slower.empty(); }
+
+  // Keeps the content of the libraries that the rows are measured with.
+  void NoteDigests(std::size_t kernels, const RunOptions& options) {
+    const Sources& sources = libraries_[kernels].sources;
+    for (const auto& [library, digest] : runner_.Digests(options)) {
+      const auto source = sources.find(library);
+      results_.libraries[source == sources.end() ? library : source->second] = digest;
+    }
   }
 
   // A point with a row that seems slower than its baseline is measured again; a row is slower when one of its
   // stages was so both times.
   std::vector<BenchRow> MeasureAgainstBaseline(const SweepPoint& point) {
     std::vector<BenchRow> rows = Measure(point);
-    const auto seems_slower = [](const BenchRow& row) {
-      return row.baseline && !row.baseline->slower.empty();
-    };
-    if (std::none_of(rows.begin(), rows.end(), seems_slower)) return rows;
+    if (std::none_of(rows.begin(), rows.end(), SeemsSlower)) return rows;
     doing_ = "again: " + point.cell.name;
     std::vector<BenchRow> again = Measure(point);
     for (std::size_t i = 0; i < again.size(); ++i) {
-      if (!seems_slower(again[i])) continue;
+      if (!SeemsSlower(again[i])) continue;
       std::erase_if(again[i].baseline->slower, [&](const std::string& stage) {
         return !rows[i].baseline || !rows[i].baseline->slower.contains(stage);
       });
@@ -224,24 +242,49 @@ class Bench {
     const std::vector<Measurement> alone = point.cell.world_size == 1 ? measured
                                            : any                      ? Alone(point.cell)
                                                  : std::vector<Measurement>(measured.size());
-    std::vector<BenchRow> rows(measured.size());
+    std::vector<BenchRow> rows = RowsOf(point);
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      BenchRow& row = rows[i];
-      row.point = point;
-      row.kernels = results_.kernels[i];
-      row.one_gpu = alone[i];
-      row.run = Repeat(point.cell, row.kernels, "run");
-      row.bench = Repeat(point.cell, row.kernels, "bench");
-      for (const auto& [name, stage] : measured[i].stages) {
-        const auto first = measured[0].stages.find(name);
-        if (i == 0 || first == measured[0].stages.end()) continue;
+      rows[i].measured = measured[i];
+      rows[i].one_gpu = alone[i];
+    }
+    Compare(&rows);
+    return rows;
+  }
+
+  // Returns the rows of the point as --resume has them; empty: not all of them.
+  std::vector<BenchRow> Resume(const SweepPoint& point) {
+    if (!resumed_) return {};
+    std::vector<BenchRow> rows = RowsOf(point);
+    for (BenchRow& row : rows)
+      if (!resumed_->Take(&row)) return {};
+    Compare(&rows);
+    return rows;
+  }
+
+  // Returns the rows of the point, not measured.
+  std::vector<BenchRow> RowsOf(const SweepPoint& point) const {
+    std::vector<BenchRow> rows(kernels_.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rows[i].point = point;
+      rows[i].kernels = results_.kernels[i];
+      rows[i].run = Repeat(point.cell, rows[i].kernels, "run");
+      rows[i].bench = Repeat(point.cell, rows[i].kernels, "bench");
+    }
+    return rows;
+  }
+
+  // Compares the rows of a point with the first one and with the baseline.
+  void Compare(std::vector<BenchRow>* rows) const {
+    const std::map<std::string, Stage>& stages = rows->front().measured.stages;
+    for (BenchRow& row : *rows) {
+      for (const auto& [name, stage] : row.measured.stages) {
+        const auto first = stages.find(name);
+        if (&row == &rows->front() || first == stages.end()) continue;
         if (const auto ratio = base::PairedRatio(stage.rounds, first->second.rounds))
           row.ratios[name] = *ratio;
       }
-      row.measured = measured[i];
       if (baseline_ && row.measured.error.empty()) row.baseline = baseline_->Compare(row);
     }
-    return rows;
   }
 
   const std::vector<Measurement>& Alone(const suite::Cell& cell) {
@@ -331,13 +374,10 @@ class Bench {
       for (const std::string& row : unrepeated_)
         results_.notes.push_back("without two rounds in " + arguments_.baseline + ": " + row);
     }
-    bool saved = true;
-    try {
-      if (!arguments_.save.empty()) SaveBench(arguments_.save, results_);
-    } catch (const std::runtime_error& error) {
-      streams_.err << "cppool: " << error.what() << "\n";
-      saved = false;
-    }
+    if (resumed_)
+      results_.notes.push_back(std::to_string(points_resumed_) + " of " + std::to_string(points_.size()) +
+                               " points from " + resumed_->file());
+    if (!arguments_.save.empty()) Save([this] { SaveBench(arguments_.save, results_); });
     if (arguments_.json) {
       PrintJson(streams_.out, BenchSummaryJson(results_));
     } else if (!arguments_.csv) {
@@ -346,7 +386,16 @@ class Bench {
       for (const std::string& note : results_.notes) streams_.err << note << "\n";
       if (!results_.interrupted.empty()) streams_.err << results_.interrupted << "\n";
     }
-    return saved;
+    return saved_;
+  }
+
+  void Save(const std::function<void()>& save) {
+    try {
+      save();
+    } catch (const std::runtime_error& error) {
+      if (saved_) streams_.err << "cppool: " << error.what() << "\n";
+      saved_ = false;
+    }
   }
 
   int ExitCode() const {
@@ -368,17 +417,20 @@ class Bench {
   CellRunner runner_;
   PointMeasurer measurer_;
   std::optional<Baseline> baseline_;
+  std::optional<ResumedBench> resumed_;
   std::map<std::string, std::vector<Measurement>> one_gpu_;  // by parameters
   std::string doing_;                                        // the point under way
   std::mutex mutex_;                                         // guards the members below, and the output
-  int points_done_ = 0, failed_ = 0, measured_ = 0, slower_ = 0;
+  bool saved_ = true;                                        // false: a file could not be written
+  int points_done_ = 0, points_resumed_ = 0, failed_ = 0, measured_ = 0, slower_ = 0;
   // Rows that were measured and are not compared: the baseline has no such row, or no two rounds of it.
   std::vector<std::string> missing_, unrepeated_;
   BenchResults results_;
   BenchTable table_{streams_.out};
 };
 
-void AddMeasuringOptions(CLI::App& bench, Arguments* arguments) {
+// Returns --profile.
+CLI::Option* AddMeasuringOptions(CLI::App& bench, Arguments* arguments) {
   bench.add_option("--warmup", arguments->warmup, "Iterations before those that are timed, in each round")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
@@ -398,7 +450,7 @@ void AddMeasuringOptions(CLI::App& bench, Arguments* arguments) {
       ->check(CLI::Range(0.001, 86400.0))
       ->excludes(repeat)
       ->capture_default_str();
-  bench.add_flag(
+  return bench.add_flag(
       "--profile", arguments->profile,
       "Puts the timed iterations between cudaProfilerStart and cudaProfilerStop, one range for each row");
 }
@@ -424,7 +476,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
           "Whose kernels, A,B,...: cppool, cudnn, libraries or their sources (FILE or FILE,NAME). They "
           "are timed in turn and compared with the first")
       ->check(IsUtf8);
-  AddMeasuringOptions(*bench, arguments.get());
+  CLI::Option* profile = AddMeasuringOptions(*bench, arguments.get());
   AddDeadline(*bench, &arguments->deadline, "Seconds for each request");
   AddDaemonOptions(*bench, &arguments->daemon);
   AddLeaks(*bench, &arguments->leaks_are_errors);
@@ -436,7 +488,16 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
       ->add_flag("--wide", arguments->wide,
                  "All columns of the table; without it a line has at most 100 characters")
       ->excludes(json);
-  bench->add_option("--save", arguments->save, "Writes the rows to this file, for --baseline")->check(IsUtf8);
+  CLI::Option* save =
+      bench->add_option("--save", arguments->save, "Writes the rows to this file, for --baseline")
+          ->check(IsUtf8);
+  bench
+      ->add_option("--resume", arguments->resume,
+                   "Takes the points that this file of --resume or --save has, measures the others, and "
+                   "writes the file after each point")
+      ->check(IsUtf8)
+      ->excludes(profile)
+      ->excludes(save);
   CLI::Option* baseline =
       bench
           ->add_option(

@@ -128,9 +128,20 @@ Json BenchRowJson(const BenchRow& row, const BenchPlan& plan) {
   return json;
 }
 
+Json PlanJson(const BenchPlan& plan) {
+  Json json = {{"warmup", plan.warmup}};
+  if (plan.repeat)
+    json["repeat"] = *plan.repeat;
+  else
+    json.update({{"precision", plan.precision}, {"seconds", plan.seconds}});
+  return json;
+}
+
 Json BenchSummaryJson(const BenchResults& results) {
   Json summary = {{"points", results.rows.size()}, {"worlds", Json::array()}, {"notes", results.notes}};
   for (const auto& [size, hello] : results.worlds) summary["worlds"].push_back(hello);
+  summary["plan"] = PlanJson(results.plan);
+  summary["libraries"] = results.libraries;
   if (!results.interrupted.empty()) summary["interrupted"] = results.interrupted;
   return {{"summary", summary}};
 }
@@ -176,47 +187,59 @@ void CheckCanSave(const std::string& file) {
     throw suite::UsageError("--save: cannot write " + file + ": " + why);
 }
 
-void SaveBench(const std::string& file, const BenchResults& results) {
+Json BenchJson(const BenchResults& results) {
   Json content = {{"format", kFormat}, {"version", kFormatVersion}, {"rows", Json::array()}};
   content.update(BenchSummaryJson(results));
   for (const BenchRow& row : results.rows) content["rows"].push_back(BenchRowJson(row, results.plan));
+  return content;
+}
+
+void SaveBench(const std::string& file, const BenchResults& results) {
   base::NewFile saved(file);
-  saved.Write(protocol::JsonText(content) + "\n");
+  saved.Write(protocol::JsonText(BenchJson(results)) + "\n");
   saved.Commit();
 }
 
-Baseline::Baseline(const std::string& file, double slower_than) : slower_than_(slower_than) {
+Json ReadSavedBench(const char* option, const std::string& file) {
+  const auto refuse = [&](const std::string& why) {
+    throw suite::UsageError(std::string(option) + ": " + why);
+  };
   errno = 0;
   std::ifstream in(file);
-  if (!in) throw suite::UsageError("--baseline: cannot read " + file + ": " + std::strerror(errno));
+  if (!in) refuse("cannot read " + file + ": " + std::strerror(errno));
   std::ostringstream text;
   text << in.rdbuf();
-  content_ = Json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  Json content = Json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
   const auto is = [&](const char* key, const Json& value) {
-    return content_.is_object() && content_.contains(key) && content_[key] == value;
+    return content.is_object() && content.contains(key) && content[key] == value;
   };
-  if (!is("format", kFormat) || !content_.contains("rows") || !content_["rows"].is_array())
-    throw suite::UsageError("--baseline: " + file + " is not a file that `cppool bench --save` has written");
-  if (!is("version", kFormatVersion))
-    throw suite::UsageError("--baseline: " + file + " is of another version of cppool: save it again");
+  if (!is("format", kFormat) || !content.contains("rows") || !content["rows"].is_array())
+    refuse(file + " is not a file that `cppool bench --save` has written");
+  if (!is("version", kFormatVersion)) refuse(file + " is of another version of cppool: save it again");
+  return content;
 }
 
-const Json* Baseline::Find(const BenchRow& row) const {
-  const Json key = KeyOf(BenchRowJson(row, {}));
-  for (const Json& then : content_["rows"])
+const Json* FindRow(const Json& saved, const Json& row) {
+  const Json key = KeyOf(row);
+  for (const Json& then : saved.at("rows"))
     if (KeyOf(then) == key) return &then;
   return nullptr;
 }
 
+const Json* FindRow(const Json& saved, const BenchRow& row) { return FindRow(saved, BenchRowJson(row, {})); }
+
+Baseline::Baseline(const std::string& file, double slower_than)
+    : slower_than_(slower_than), content_(ReadSavedBench("--baseline", file)) {}
+
 bool Baseline::Has(const BenchRow& row) const {
-  const Json* const then = Find(row);
+  const Json* const then = FindRow(content_, row);
   const std::vector<std::string> stages = ShownStages({row});
   return then && std::any_of(stages.begin(), stages.end(),
                              [&](const std::string& stage) { return !RoundsOf(*then, stage).empty(); });
 }
 
 std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
-  const Json* const then = Find(row);
+  const Json* const then = FindRow(content_, row);
   if (then == nullptr) return std::nullopt;
   Comparison comparison;
   bool faster = false;

@@ -11,6 +11,10 @@ namespace cppool::command {
 // Returns one object. client/README.md lists its members.
 Json BenchRowJson(const BenchRow& row, const BenchPlan& plan);
 Json BenchSummaryJson(const BenchResults& results);
+// How rows are timed: {"warmup", "repeat"} or {"warmup", "precision", "seconds"}.
+Json PlanJson(const BenchPlan& plan);
+// What SaveBench writes.
+Json BenchJson(const BenchResults& results);
 
 // RFC 4180, a line for each stage of a row.
 std::string BenchCsvHeader(const std::vector<SweepAxis>& axes);
@@ -20,6 +24,13 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
 void CheckCanSave(const std::string& file);
 // Replaces the file at once: it is never there in part. Throws base::FileError with the reason.
 void SaveBench(const std::string& file, const BenchResults& results);
+
+// Reads a file of SaveBench for this option. Throws UsageError that names the option.
+Json ReadSavedBench(const char* option, const std::string& file);
+// Returns the row of the same case, world size, parameters and kernels in the content of such a file; null:
+// there is none.
+const Json* FindRow(const Json& saved, const Json& row);
+const Json* FindRow(const Json& saved, const BenchRow& row);
 
 // Compares rows with those of an earlier bench.
 class Baseline {
@@ -40,8 +51,6 @@ class Baseline {
   std::string Differences(const std::map<int, Json>& worlds) const;
 
  private:
-  const Json* Find(const BenchRow& row) const;
-
   const double slower_than_;
   Json content_;
 };

@@ -14,14 +14,15 @@ struct BenchResults {
   std::string case_name;
   BenchPlan plan;
   std::vector<SweepAxis> axes;
-  bool several_ranks = false;        // a point has more than one
-  bool wide = false;                 // all columns
-  std::vector<std::string> kernels;  // as --kernels has them
-  std::string baseline;              // the file; empty: none
-  std::vector<BenchRow> rows;        // those that are done
-  std::map<int, Json> worlds;        // the answers to `hello`, by world size
-  std::vector<std::string> notes;    // lines below the table
-  std::string interrupted;           // why rows are missing; else empty
+  bool several_ranks = false;                    // a point has more than one
+  bool wide = false;                             // all columns
+  std::vector<std::string> kernels;              // as --kernels has them
+  std::string baseline;                          // the file; empty: none
+  std::vector<BenchRow> rows;                    // those that are done
+  std::map<int, Json> worlds;                    // the answers to `hello`, by world size
+  std::map<std::string, std::string> libraries;  // digests by the name of --load and --kernels
+  std::vector<std::string> notes;                // lines below the table
+  std::string interrupted;                       // why rows are missing; else empty
 };
 
 // Prints Markdown, each row when it is done. Without `wide` a line has at most 100 columns, as far as the

@@ -8,6 +8,7 @@
 
 #include "client/command/bench_measure.h"
 #include "client/command/bench_records.h"
+#include "client/command/bench_resume.h"
 #include "tests/catch.h"
 #include "tests/child.h"
 #include "tests/client/command_support.h"
@@ -313,6 +314,129 @@ TEST_CASE("a bench is saved, and a later one is faster, slower or the same") {
                        ": it exists and is no regular file: name another one\n");
   CHECK(std::filesystem::is_fifo(folder.File("pipe")));
   CHECK(folder.Requests().empty());
+}
+
+TEST_CASE(
+    "a bench takes the points that the file of --resume has, measures the others and writes them to it") {
+  const BenchFolder folder;
+  const std::string file = folder.File("points");
+  const auto bench = [&](std::vector<std::string> words) {
+    const Scale now("1");
+    for (const char* word : {"--resume", file.c_str(), "--repeat", "20", "--kernels", "cppool,cudnn"})
+      words.emplace_back(word);
+    return folder.Bench(words);
+  };
+  const auto rows = [&](const Ran& ran) {
+    std::vector<Json> read;
+    for (const std::string& line : ran.lines)
+      if (Json row = Json::parse(line); row.contains("measured")) read.push_back(std::move(row));
+    return read;
+  };
+  // One point fails: it is measured again each time.
+  Ran ran = bench({"--param", "seed=1,2", "--param", "max_seqlen_q=128,666", "--json"});
+  CHECK(ran.code == 1);
+  const std::vector<Json> first = rows(ran);
+  REQUIRE(first.size() == 8);
+  CHECK(Json::parse(ran.Last())["summary"]["notes"] == Json{"0 of 4 points from " + file});
+  CHECK_FALSE(folder.Requests().empty());
+
+  ran = bench({"--param", "seed=1,2", "--param", "max_seqlen_q=128", "--json"});
+  CHECK(ran.code == 0);
+  CHECK(Json::parse(ran.Last())["summary"]["notes"] == Json{"2 of 2 points from " + file});
+  CHECK(folder.Requests().empty());
+  const std::vector<Json> taken = rows(ran);
+  REQUIRE(taken.size() == 4);
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    const Json& then = first[i < 2 ? i : i + 2];
+    INFO(taken[i] << "\n" << then);
+    for (const char* member :
+         {"case", "world_size", "params", "kernels", "ran", "errors", "ratio", "command"})
+      CHECK(taken[i][member] == then[member]);
+    CHECK(taken[i]["efficiency"]["together"].get<double>() ==
+          Catch::Approx(then["efficiency"]["together"].get<double>()));
+    for (const char* member : {"measured", "one_gpu"}) {
+      const Json &stage = taken[i][member]["stages"]["forward"],
+                 &stage_then = then[member]["stages"]["forward"];
+      for (const char* same : {"ms", "precision", "quartiles", "rounds", "samples"})
+        CHECK(stage[same] == stage_then[same]);
+      CHECK(stage["tflops"].get<double>() == Catch::Approx(stage_then["tflops"].get<double>()));
+    }
+  }
+  // The rows that this bench does not have are still there.
+  CHECK(Json::parse(ReadFile(file))["rows"].size() == 8);
+
+  ran = bench({"--param", "seed=2,3", "--param", "max_seqlen_q=128"});
+  CHECK(ran.Prints("1 of 2 points from " + file + "\n"));
+  for (const Json& request : folder.Requests()) CHECK(request["params"]["seed"] == 3);
+  CHECK(Json::parse(ReadFile(file))["rows"].size() == 10);
+  bench({"--param", "seed=1", "--param", "max_seqlen_q=666"});
+  CHECK_FALSE(folder.Requests().empty());
+  // All kernels of a point are timed in turn: with one that is missing all are measured.
+  ran = folder.Bench({"--param", "seed=3", "--param", "max_seqlen_q=128", "--resume", file, "--repeat", "20",
+                      "--kernels", "cppool,./none.so"});
+  CHECK(ran.Prints("0 of 1 points from "));
+  CHECK_FALSE(folder.Requests().empty());
+}
+
+TEST_CASE("a bench that is killed goes on with the points that it had") {
+  const BenchFolder folder;
+  const std::string file = folder.File("points");
+  // The daemon hangs at W=4, when the point of W=1 is in the file.
+  const std::string command = "'" CPPOOL_COMMAND "' bench --daemon '" + folder.daemon +
+                              "' --repeat 20 --resume '" + file + "' --param do=bench_to_4 --world-size 1,";
+  const Child killed = RunChild("timeout 60 " + command + "4 & for i in $(seq 600); do test -s '" + file +
+                                "' && break; sleep 0.1; done; kill -9 -- -$!; wait $!");
+  INFO(killed.output);
+  CHECK(killed.exit_code != 0);
+  CHECK(Json::parse(ReadFile(file))["rows"].size() == 1);
+  const Child ran = RunChild(command + "2");
+  INFO(ran.output);
+  CHECK(ran.exit_code == 0);
+  CHECK(Has(ran.output, "1 of 2 points from " + file));
+}
+
+TEST_CASE("--resume refuses a file that was measured in another way or elsewhere, and names what differs") {
+  const BenchFolder folder;
+  const std::string file = folder.File("points");
+  const auto bench = [&](std::vector<std::string> words) {
+    for (const char* word : {"--resume", file.c_str(), "--world-size", "1"}) words.emplace_back(word);
+    return folder.Bench(words);
+  };
+  REQUIRE(bench({"--repeat", "20"}).code == 0);
+  const std::string good = ReadFile(file);
+  const auto refuses = [&](const Ran& ran, const std::string& why) {
+    INFO(ran.err);
+    CHECK(ran.code == 2);
+    CHECK(Has(ran.err, "--resume: " + file + " " + why));
+    CHECK(Has(ran.err, "give --resume another file, or remove this one"));
+  };
+  refuses(bench({"--repeat", "21"}), "was measured with a repeat of 20, and this bench has 21");
+  refuses(bench({"--repeat", "20", "--warmup", "1"}),
+          "was measured with a warmup of 3, and this bench has 1");
+  refuses(bench({"--time", "1"}), "was measured with a precision of null, and this bench has 0.005");
+  CHECK(ReadFile(file) == good);
+  std::ofstream(file) << std::regex_replace(good, std::regex("\"version\":\"fake\""),
+                                            "\"version\":\"older\"");
+  refuses(bench({"--repeat", "20"}), "was measured by cppool \"older\", and this is \"fake\"");
+  std::ofstream(file) << std::regex_replace(good, std::regex("\"backend\":\"host\""), "\"backend\":\"cuda\"");
+  refuses(bench({"--repeat", "20"}), "was measured on backend cuda");
+  Json content = Json::parse(good);
+  content["summary"]["libraries"] = {{"./mine.so", "1"}};
+  std::ofstream(file) << content;
+  BenchPlan plan;
+  plan.repeat = 20;
+  const ResumedBench resumed(file, plan);
+  BenchResults results;
+  results.libraries = {{"./other.so", "2"}, {"./mine.so", "1"}};
+  CHECK_NOTHROW(resumed.Check(results));
+  results.libraries["./mine.so"] = "2";
+  CHECK_THROWS_WITH(resumed.Check(results),
+                    Catch::Contains("was measured with another content of ./mine.so"));
+
+  std::ofstream(file) << "[]";
+  CHECK(bench({}).code == 2);
+  CHECK(bench({"--save", folder.File("saved")}).code == 2);
+  CHECK(Has(folder.Bench({"--resume", "/nowhere/points"}).err, "--resume: cannot write /nowhere/points: "));
 }
 
 TEST_CASE("a comparison with an earlier bench takes two rounds of both") {
