@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/file_cache.h"
 #include "daemon/judge.h"
 #include "daemon/log.h"
 #include "daemon/soundness.h"
@@ -108,10 +109,23 @@ std::vector<RankReport> CaseRun::Collect() {
   return reports;
 }
 
-bool CaseRun::MoveTrace(RunTrace& trace) {
-  if (!all_done_) return false;
+void CaseRun::SaveTrace(RunTrace& trace, RunResult& result) {
+  if (!all_done_) return;  // a rank still writes to its part; the answer is fatal
   for (const auto& runner : runners_) runner->MoveTrace(trace);
-  return true;
+  std::string why;
+  try {
+    WriteTrace(prepared_->options.trace, trace);
+    if (std::string lacks = DescribeDropped(trace); !lacks.empty())
+      result.warnings.push_back(std::move(lacks));
+    return;
+  } catch (const base::FileError& error) {
+    why = std::string("trace: ") + error.what();
+  }
+  Log(LogLevel::kWarning, why);
+  if (result.status != protocol::Status::kPassed) return result.warnings.push_back(std::move(why));
+  result.status = protocol::Status::kError;
+  result.error = why;
+  result.failure = protocol::Failure{protocol::FailureKind::kInternal, std::nullopt, "", why};
 }
 
 CrashPlace CaseRun::PlaceOf(pid_t thread) const {

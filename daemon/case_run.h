@@ -45,9 +45,10 @@ class CaseRun {
 
   std::vector<RankReport> Reports() const { return reports_->Get(); }  // after Execute, by rank
 
-  // After Execute, of a run with `trace`: moves what the ranks have recorded to `trace`. False: a rank has
-  // not returned.
-  bool MoveTrace(RunTrace& trace);
+  // After Execute, of a run with `trace`: adds to `trace` what the ranks have recorded, and writes the file,
+  // unless a rank has not returned. A run that passed, and cannot have its trace, is an error; others get a
+  // warning.
+  void SaveTrace(RunTrace& trace, protocol::RunResult& result);
 
   // Any thread, when the process has crashed on `thread`. May get stuck.
   CrashPlace PlaceOf(pid_t thread) const;

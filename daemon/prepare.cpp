@@ -183,6 +183,13 @@ std::string Gigabytes(double bytes) {
 
 }  // namespace
 
+void CheckTrace(const std::string& file) {
+  if (file.empty()) return;
+  if (const std::string why = base::WhyNotWritable(file); !why.empty())
+    throw Refusal(FailureKind::kInvalidRequest,
+                  "\"trace\": " + protocol::Quoted(file) + " cannot be written: " + why);
+}
+
 std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                      const std::string& backend, int world_size,
                                      const std::optional<FaultMeans>& faults,
@@ -193,11 +200,7 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", request.dump);
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", request.inputs);
   RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
-  if (!request.trace.empty()) {
-    if (const std::string why = base::WhyNotWritable(request.trace); !why.empty())
-      throw Refusal(FailureKind::kInvalidRequest,
-                    "\"trace\": " + protocol::Quoted(request.trace) + " cannot be written: " + why);
-  }
+  CheckTrace(request.trace);
   if (load_kernels && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS))
     run->wanted_kernels = load_kernels();
   if (request.fault && request.waits)

@@ -61,6 +61,9 @@ class Refusal : public std::runtime_error {
   protocol::FailureKind kind_;
 };
 
+// Throws Refusal when the file of a trace cannot be written; empty: there is none.
+void CheckTrace(const std::string& file);
+
 // Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal.
 // Allocates nothing on a device. Without `faults` a request with a fault is refused. `load_kernels` is called
 // for a case that chooses kernels.

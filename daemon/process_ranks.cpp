@@ -21,6 +21,7 @@ using protocol::Status;
 
 constexpr std::chrono::seconds kKillLimit{5};
 constexpr std::chrono::seconds kAnswerLimit{5};    // of a fork server that is asked
+constexpr std::chrono::seconds kMemoryLimit{1};    // of a rank that is asked
 constexpr std::chrono::seconds kIdleLimit{60};     // for ranks that are started before they are needed
 constexpr std::chrono::seconds kVerdictLimit{10};  // a case that takes longer is not run again
 
@@ -111,7 +112,7 @@ Json ProcessRanks::Hello() const {
 
 std::vector<std::string_view> ProcessRanks::Features() const {
   std::vector<std::string_view> features(protocol::kOfProcesses.begin(), protocol::kOfProcesses.end());
-  features.insert(features.end(), {"sampling", "progress"});
+  features.insert(features.end(), {"sampling", "progress", "trace"});
   return features;
 }
 
@@ -138,6 +139,19 @@ void ProcessRanks::Validate(const protocol::RunRequest& request, Clock::time_poi
   std::error_code error;
   if (!file.empty() && !std::filesystem::is_regular_file(file, error))
     throw Refusal(FailureKind::kInvalidRequest, "there is no file " + file);
+  CheckTrace(request.trace);
+}
+
+Json ProcessRanks::Memory() {
+  Json memory = Json::array();
+  for (const auto& rank : world_.ranks) {
+    const auto answer = rank->AskStacks(Clock::now() + kMemoryLimit);
+    if (!answer || !answer->contains("memory") || !answer->at("memory").is_object()) continue;
+    Json held = answer->at("memory");
+    held["rank"] = rank->rank();
+    memory.push_back(std::move(held));
+  }
+  return memory;
 }
 
 void ProcessRanks::Replace() { ready_ = false; }
@@ -174,16 +188,24 @@ void ProcessRanks::WhileIdle() {
 
 ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& incoming,
                                          std::shared_ptr<const PreparedRun> prepared, const std::string& tag,
-                                         Clock::time_point until) {
+                                         Clock::time_point until, const RunTrace* trace) {
   Once once;
-  const auto runner =
-      std::make_shared<ProcessRunner>(threads_, server_, world_.ranks, prepared, next_id_, tag);
+  std::vector<std::string> devices;
+  for (const Json& ready : world_.ready) {
+    const Json device = ready.value("device", Json());
+    devices.push_back(device.is_object() ? device.value("name", "") : "host");
+  }
+  const auto runner = std::make_shared<ProcessRunner>(threads_, server_, world_.ranks, std::move(devices),
+                                                      prepared, next_id_, tag);
   next_id_ += 2;
   const auto run = std::make_shared<CaseRun>(
       RankRunners{runner}, prepared, std::shared_ptr<protocol::RunControl>(incoming, &incoming->control),
       options_.limits);
   under_way_.OnRanks(run);
-  RunResult& result = once.result = run->Execute(nullptr, until);
+  std::optional<RunTrace> traced;
+  if (trace) traced = *trace;
+  RunResult& result = once.result = run->Execute(traced ? &traced->host : nullptr, until);
+  if (traced) run->SaveTrace(*traced, result);
   under_way_.OnRanks(nullptr);
   used_ = used_ || runner->begun();
   for (const RankReport& report : run->Reports()) {
@@ -207,10 +229,16 @@ ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& in
 }
 
 RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string& tag,
-                            Clock::time_point until, RunTrace*) {
+                            Clock::time_point until, RunTrace* trace) {
   const auto begin = Clock::now();
   const protocol::RunRequest& request = *incoming->run();
   Validate(request, until);
+  if (trace) {
+    const Json hello = Hello();
+    trace->backend = hello.at("backend");
+    trace->transport = hello.at("transport");
+    trace->limit = kMostProcessSlices;
+  }
   auto prepared = std::make_shared<PreparedRun>();
   prepared->registered.name = request.case_name;
   prepared->options = request;
@@ -228,13 +256,13 @@ RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const
   }
   Ensure(until);
   bool used = used_;
-  Once once = RunOnce(incoming, prepared, tag, until);
+  Once once = RunOnce(incoming, prepared, tag, until, trace);
   if (!once.reload.empty()) {
     replaced = once.reload;
     Replace();
     Ensure(until);
     used = false;
-    once = RunOnce(incoming, prepared, tag, until);
+    once = RunOnce(incoming, prepared, tag, until, trace);
   }
   const RunResult& result = once.result;
   const bool may_be_polluted =
@@ -246,7 +274,7 @@ RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const
   if (may_be_polluted) {
     Replace();
     Ensure(until);
-    Once again = RunOnce(incoming, prepared, tag, until);
+    Once again = RunOnce(incoming, prepared, tag, until, trace);
     if (again.result.status == Status::kPassed) {
       protocol::Failure& failure = *once.result.failure;
       failure.kind = FailureKind::kPolluted;

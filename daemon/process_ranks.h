@@ -41,7 +41,7 @@ class ProcessRanks : public Ranks {
                           Clock::time_point until, RunTrace* trace) override;
   std::chrono::milliseconds DeadlineMargin() const override { return std::chrono::seconds(8); }
   void WhileIdle() override;
-  protocol::Json Memory() override { return protocol::Json::array(); }
+  protocol::Json Memory() override;  // of ranks with a device that answer at once
   void Close() override;
   std::string BeingOpened() const override { return ""; }
   std::string NamedLibrary(const std::string&) const override { return ""; }
@@ -58,7 +58,7 @@ class ProcessRanks : public Ranks {
   void Ensure(Clock::time_point until);
   void Replace();  // the next Ensure does it
   Once RunOnce(const protocol::RequestQueue::Entry& request, std::shared_ptr<const PreparedRun> prepared,
-               const std::string& tag, Clock::time_point until);
+               const std::string& tag, Clock::time_point until, const RunTrace* trace);
 
   UnderWay& under_way_;
   const Options options_;

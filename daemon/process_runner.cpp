@@ -50,6 +50,30 @@ void CopyReport(const Json& frame, const kernels::Place& place, RankReport& repo
   report = std::move(read);
 }
 
+// Throws Json::exception.
+kernels::RankTrace TraceFrom(const Json& json) {
+  kernels::RankTrace trace;
+  trace.streams = {"main"};
+  trace.names = json.at("names").get<std::vector<std::string>>();
+  trace.dropped = json.at("dropped");
+  trace.clock_error_us = json.at("clock_error_us");
+  const auto add = [&](const char* member, kernels::TraceSlice::Kind kind) {
+    for (const Json& each : json.at(member)) {
+      kernels::TraceSlice slice;
+      slice.kind = kind;
+      slice.name = each.at(0);
+      slice.iteration = each.at(1);
+      slice.begin_ns = each.at(2);
+      slice.end_ns = each.at(3);
+      trace.names.at(static_cast<std::size_t>(slice.name));
+      trace.slices.push_back(slice);
+    }
+  };
+  add("host", kernels::TraceSlice::Kind::kCall);
+  add("stream", kernels::TraceSlice::Kind::kStage);
+  return trace;
+}
+
 // "stopped", "in a wait of the kernel that nothing interrupts"; empty: neither.
 std::string StateOf(pid_t pid) {
   std::string text;
@@ -116,10 +140,12 @@ Collective LastIn(const std::string& group, const Json& answer) {
 
 ProcessRunner::ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> server,
                              std::vector<std::shared_ptr<RankProcess>> ranks,
-                             std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag)
+                             std::vector<std::string> devices, std::shared_ptr<const PreparedRun> prepared,
+                             std::uint64_t id, std::string tag)
     : threads_(threads),
       server_(std::move(server)),
       place_(static_cast<int>(ranks.size())),
+      devices_(std::move(devices)),
       prepared_(std::move(prepared)),
       id_(id),
       tag_(std::move(tag)),
@@ -151,7 +177,10 @@ void ProcessRunner::RunRank(int index) {
   const LogTags tags(index, tag_);
   At(index).process->BeginCase();
   const bool loaded = Load(index);
-  const bool all = meeting_->Begin(index, loaded);
+  const bool all = [&] {
+    const HostScope scope(HostOf(index), "wait for all ranks");
+    return meeting_->Begin(index, loaded);
+  }();
   if (all && HasSameItems(index)) {
     SetPhase(index, RankPhase::kRunning);
     RunCase(index);
@@ -172,7 +201,12 @@ void ProcessRunner::RunRank(int index) {
   Done(index);
 }
 
+std::vector<HostSlice>* ProcessRunner::HostOf(int index) {
+  return prepared_->options.trace.empty() ? nullptr : &At(index).host;
+}
+
 bool ProcessRunner::Load(int index) {
+  const HostScope scope(HostOf(index), "load");
   Rank& rank = At(index);
   Json frame = prepared_->python;
   for (const char* of_run : {"kwargs", "argv", "nodeid", "next", "seed"}) frame.erase(of_run);
@@ -197,6 +231,7 @@ bool ProcessRunner::Load(int index) {
 bool ProcessRunner::HasSameItems(int index) const { return At(index).items == At(0).items; }
 
 void ProcessRunner::RunCase(int index) {
+  const HostScope scope(HostOf(index), "run case");
   Rank& rank = At(index);
   {
     const std::lock_guard lock(mutex_);
@@ -212,6 +247,7 @@ void ProcessRunner::RunCase(int index) {
                 {"warmup", options.warmup},
                 {"repeat", options.repeat},
                 {"sampling", options.sampling.has_value()},
+                {"trace", !options.trace.empty()},
                 {"deadline_ms", options.deadline.count()}};
   for (const char* member : {"kwargs", "argv", "nodeid", "next", "env"})
     if (python.contains(member)) frame[member] = python.at(member);
@@ -261,6 +297,7 @@ void ProcessRunner::TakeReport(int index, const Json& frame) {
   }
   try {
     CopyReport(frame, place_, report);
+    if (frame.contains("trace")) rank.trace = TraceFrom(frame.at("trace"));
   } catch (const std::exception& error) {
     return Fail(index, {{CPPOOL_INTERNAL, error.what()}, "", FailureOrigin::kOwn}, "");
   }
@@ -459,6 +496,11 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
       report.stacks = StacksFrom(answers[i]->text);
   }
   return reports;
+}
+
+void ProcessRunner::MoveTrace(RunTrace& trace) {
+  for (std::size_t i = 0; i < ranks_.size(); ++i)
+    trace.ranks.push_back({devices_.at(i), std::move(ranks_[i].host), std::move(ranks_[i].trace)});
 }
 
 }  // namespace cppool::daemon

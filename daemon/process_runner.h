@@ -20,10 +20,11 @@ namespace cppool::daemon {
 class ProcessRunner : public RankRunner, public std::enable_shared_from_this<ProcessRunner> {
  public:
   // `threads` must outlive every thread that runs the case. `id`: of the frame `load`, and the
-  // next number that of `run`; never used twice in a world. `tag` names the request in log lines.
+  // next number that of `run`; never used twice in a world. `tag` names the request in log lines. `devices`:
+  // names, by rank.
   ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> server,
-                std::vector<std::shared_ptr<RankProcess>> ranks, std::shared_ptr<const PreparedRun> prepared,
-                std::uint64_t id, std::string tag);
+                std::vector<std::shared_ptr<RankProcess>> ranks, std::vector<std::string> devices,
+                std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag);
 
   const kernels::Place& place() const override { return place_; }
   void Start(std::shared_ptr<Meeting> meeting, Sink sink) override;
@@ -39,7 +40,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   // `stacks`, where that does not answer, from a signal, which interrupts system calls.
   std::vector<RankReport> Snapshots(bool stacks) const override;
   CrashPlace PlaceOf(pid_t) const override { return {}; }
-  void MoveTrace(RunTrace&) override {}
+  void MoveTrace(RunTrace& trace) override;
 
   // After the run: a rank has ended, or was killed.
   bool lost() const;
@@ -53,6 +54,9 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
     std::string items;  // of pytest: a digest of their names; of the rank's thread until all have loaded
     bool begun = false, lost = false;
     std::optional<RankReport> at_abort;  // where it was
+    // With `trace`; of the rank's thread alone until it is done.
+    std::vector<HostSlice> host;
+    kernels::RankTrace trace;
   };
   struct Answer {
     bool asked = false;  // its control thread has answered
@@ -68,6 +72,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   // A rank waits for a decision about its iterations.
   void Decide(int rank, const protocol::Json& mark);
   void TakeReport(int rank, const protocol::Json& frame);
+  std::vector<HostSlice>* HostOf(int rank);            // null: no trace is wanted
   void Fail(int rank, const protocol::Json& failure);  // of a frame
   void Fail(int rank, RankFailure failure, const std::string& traceback);
   void FailEnded(int rank, const char* during);
@@ -82,6 +87,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   RankThreads& threads_;
   const std::shared_ptr<ForkServer> server_;  // a question to a rank may outlive the run
   const kernels::Place place_;
+  const std::vector<std::string> devices_;
   const std::shared_ptr<const PreparedRun> prepared_;
   const std::uint64_t id_;
   const std::string tag_;

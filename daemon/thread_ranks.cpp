@@ -233,7 +233,7 @@ RunResult ThreadRanks::Run(const protocol::RequestQueue::Entry& incoming, const 
   under_way_.OnRanks(run);
   leftovers_.BeginRun(libraries_.opened());
   RunResult result = run->Execute(trace ? &trace->host : nullptr);
-  if (trace) SaveTrace(prepared->options.trace, *run, *trace, result);
+  if (trace) run->SaveTrace(*trace, result);
   if (!result.fatal)
     leftovers_.Report(prepared->registered.definition, until - kAnswerTime, result.leaks, result.warnings);
   trim_due_ = !result.fatal;
@@ -241,24 +241,6 @@ RunResult ThreadRanks::Run(const protocol::RequestQueue::Entry& incoming, const 
     result.respawn = WhyRespawn();
   under_way_.OnRanks(nullptr);
   return result;
-}
-
-void ThreadRanks::SaveTrace(const std::string& file, CaseRun& run, RunTrace& trace, RunResult& result) const {
-  if (!run.MoveTrace(trace)) return;  // a rank still writes to its part; the answer is fatal
-  std::string why;
-  try {
-    WriteTrace(file, trace);
-    if (std::string lacks = DescribeDropped(trace); !lacks.empty())
-      result.warnings.push_back(std::move(lacks));
-    return;
-  } catch (const base::FileError& error) {
-    why = std::string("trace: ") + error.what();
-  }
-  Log(LogLevel::kWarning, why);
-  if (result.status != Status::kPassed) return result.warnings.push_back(std::move(why));
-  result.status = Status::kError;
-  result.error = why;
-  result.failure = protocol::Failure{FailureKind::kInternal, std::nullopt, "", why};
 }
 
 }  // namespace cppool::daemon

@@ -66,8 +66,6 @@ class ThreadRanks : public Ranks {
   // Device memory of this process and of others that is not in the ranks' pools, by rank; empty: not known.
   std::vector<std::size_t> MemoryBesidePools() const;
   std::string WhyRespawn() const;  // empty: this daemon can go on
-  // Writes the file. A run that passed, and cannot have its trace, is an error; others get a warning.
-  void SaveTrace(const std::string& file, CaseRun& run, RunTrace& trace, protocol::RunResult& result) const;
 
   World& world_;
   const CaseRegistry& registry_;

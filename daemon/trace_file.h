@@ -15,6 +15,9 @@ namespace cppool::daemon {
 // The most slices of a rank's trace: they take about 4 MB of memory, and 13 MB of the file.
 inline constexpr std::size_t kMostTraceSlices = 65536;
 
+// Those of a rank that is a process, which sends them: MAX_SLICES of client/python/cppool/_ranks/world.py.
+inline constexpr std::size_t kMostProcessSlices = 16384;
+
 // Work of the daemon on one thread.
 struct HostSlice {
   std::string name;

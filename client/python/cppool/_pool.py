@@ -157,22 +157,23 @@ class Pool:
 
     def call(self, target: str, kwargs: Optional[Mapping[str, Any]] = None, *, argv: Sequence[str] = (), deadline: float = 90.0,
              warmup: int = 0, repeat: int = 1, checks: bool = True, fresh: bool = False, own_group: bool = False, verdict: bool = True,
-             env: Optional[Mapping[str, Optional[str]]] = None, seed: int = 0) -> Result:
+             env: Optional[Mapping[str, Optional[str]]] = None, seed: int = 0, trace: Optional[_Path] = None) -> Result:
         """Runs a function "file.py:name" or a script "file.py" on all ranks of a pool with `python`, and returns the Result.
 
         kwargs: of the function, as JSON can express them; it also gets `world`, where it has that parameter. argv: of the script.
         fresh: on ranks that have run no case. own_group: no process group is lent. verdict: a case that fails on used ranks is run once
         more on fresh ones; when it passes there, its `failure.kind` is "polluted".
         env: variables for this call; None removes one. seed: of Python's, NumPy's and torch's generators.
+        trace: file for a timeline of the call, which ui.perfetto.dev opens.
         """
         return self.run_python(python_case(target, kwargs, argv, env, seed), deadline=deadline, warmup=warmup, repeat=repeat, checks=checks,
-                               fresh=fresh, own_group=own_group, verdict=verdict)
+                               fresh=fresh, own_group=own_group, verdict=verdict, trace=trace)
 
-    def run_python(self, python: Mapping[str, Any], *, deadline: float = 90.0, **more: Any) -> Result:
+    def run_python(self, python: Mapping[str, Any], *, deadline: float = 90.0, trace: Optional[_Path] = None, **more: Any) -> Result:
         """As `call`, of the member `python` of a request, as protocol/README.md has it. more: other members of the request."""
         members = {**{name: (value, {"warmup": 0, "repeat": 1, "checks": True, "verdict": True}.get(name, False)) for name, value in more.items()},
                    "python": (dict(python), None)}
-        return self._result(self._request("run", None, None, None, deadline, None, None, None, members))
+        return self._result(self._request("run", None, None, None, deadline, None, None, trace, members))
 
     def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
                  kwargs: Optional[Mapping[str, str]] = None, kernels: Optional[_Path] = None, load: Sequence[_Path] = (),

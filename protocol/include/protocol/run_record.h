@@ -91,8 +91,8 @@ inline constexpr std::tuple kRunMembers(
 // The members that only runs on rank processes have, and those that runs on both kinds of ranks have. All
 // others are for cases of libraries.
 inline constexpr std::array<std::string_view, 4> kOfProcesses = {"python", "fresh", "own_group", "verdict"};
-inline constexpr std::array<std::string_view, 6> kOfBoth = {"deadline_ms", "warmup",   "repeat",
-                                                            "checks",      "sampling", "progress"};
+inline constexpr std::array<std::string_view, 7> kOfBoth = {"deadline_ms", "warmup",   "repeat", "checks",
+                                                            "sampling",    "progress", "trace"};
 
 // Calls `visit` with each member of a table, in order.
 template <typename Table, typename Visit>

@@ -61,6 +61,40 @@ def test_times_checks_results(pool):
     assert len(result.json["ranks"][0]["samples"]["forward"]) == 3
 
 
+def slices(file, rank, stage):
+    """Of the stages: [(name, iteration, begin, end)] in microseconds."""
+    timeline = json.loads(file.read_text())
+    events = [event for event in timeline["traceEvents"] if event["ph"] == "X" and event["pid"] == 2 + rank and ("stage" in event["args"]) == stage]
+    return timeline["otherData"], [(event["args"].get("stage", event["name"]), event["args"].get("iteration"), event["ts"], event["ts"] + event["dur"])
+                                   for event in events]
+
+
+def test_timeline(pool, tmp_path):
+    file = tmp_path / "trace.json"
+    result = pool.call(function("measure"), warmup=1, repeat=2, trace=file)
+    assert result.ok and not result.warnings, result.describe()
+    for rank in range(2):
+        about, stages = slices(file, rank, True)
+        assert about["world_size"] == 2 and about["dropped_slices"] == [0, 0] and about["backend"] == "host"
+        assert [(name, iteration) for name, iteration, _, _ in stages] == [
+            ("before", None), *[(name, iteration) for iteration in ("warmup", 0, 1) for name in ("forward", "forward/attend")]]
+        _, calls = slices(file, rank, False)
+        assert [name for name, *_ in calls] == ["load", "wait for all ranks", "run case"]
+        (_, _, case_begin, case_end), = calls[2:]
+        for (_, _, begin, end), (_, _, inner_begin, inner_end) in zip(stages[1::2], stages[2::2]):
+            assert case_begin <= begin <= inner_begin and inner_end <= end <= case_end and inner_end - inner_begin >= 1000
+        assert all(before[3] <= after[2] for before, after in zip(stages[1::2], stages[3::2]))
+    assert pool.call(function("passes"), trace=file).ok and slices(file, 0, True)[1] == []
+    # Also of a case that has failed; and an iteration without a stage is one.
+    result = pool.call(function("traced_failure"), repeat=3, trace=file)
+    assert result.status == "failed"
+    assert [name for name, *_ in slices(file, 1, True)[1]] == ["iteration", "iteration", "last"]
+    result = pool.call(function("many_stages"), {"count": 20000}, trace=file)
+    assert result.ok and any("lacks 23615 of rank 0" in warning for warning in result.warnings), result.warnings
+    result = pool.call(function("measure"), trace=tmp_path / "none" / "trace.json")
+    assert result.failure.kind == "invalid_request" and "there is no folder" in result.error
+
+
 def test_sampling(pool):
     request = {"op": "run", "sampling": {"precision": 1, "max_ms": 1000}, "python": {"function": function("measure")}}
     result = pool._result(json.dumps(request).encode())

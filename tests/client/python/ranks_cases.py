@@ -130,6 +130,20 @@ def measure(world):
     world.result("index", index)
 
 
+def traced_failure(world):
+    for index in world.iterations():
+        if index == 2:
+            with world.stage("last"):
+                assert world.rank == 0
+        time.sleep(0.001)
+
+
+def many_stages(world, count):
+    for _ in range(count):
+        with world.stage("short"):
+            pass
+
+
 def wrong(world):
     world.check("out", [1.0, float("nan")], [1.0, 2.0], atol=1e9)
     world.check("infinite", [1.0], [float("inf")], atol=1.0, rtol=1.0)

@@ -1,5 +1,6 @@
 """Python ranks with torch and NCCL on GPUs, through the daemon: as many ranks as there are GPUs, and one."""
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -45,6 +46,9 @@ def test_the_world(pool):
     assert hello["python"]["preloaded"] == ["torch"] and not hello["python"]["deferred"]
     assert all(device["ordinal"] == device["rank"] and device["total_bytes"] > 1 << 30 for device in hello["devices"])
     print(hello["init_ms"])
+    memory = pool.stats()["memory"]
+    assert [each["rank"] for each in memory] == [each["device"] for each in memory] == list(range(pool.world_size))
+    assert all(1 << 20 <= each["free_bytes"] <= device["total_bytes"] for each, device in zip(memory, hello["devices"]))
 
 
 def test_reduce(pool):
@@ -54,6 +58,23 @@ def test_reduce(pool):
     assert 0 < result.ranks[0].gpu_ms["reduce"] < 100 and len(result.json["ranks"][0]["samples"]["reduce"]) == 5
     results = [call(pool, "reduce") for _ in range(20)]
     print("a warm case:", sorted(result.wall_ms for result in results)[10], "ms, its reset:", sorted(result.ranks[0].extra["reset_ms"] for result in results)[10], "ms")
+
+
+def test_timeline(pool, tmp_path):
+    file = tmp_path / "trace.json"
+    result = call(pool, "reduce", warmup=1, repeat=3, trace=file)
+    assert result.ok, result.describe()
+    timeline = json.loads(file.read_text())
+    assert timeline["otherData"]["backend"] == "cuda" and all(0 < error < 1000 for error in timeline["otherData"]["clock_error_us"])
+    for rank in range(pool.world_size):
+        events = [event for event in timeline["traceEvents"] if event["ph"] == "X" and event["pid"] == 2 + rank]
+        stream = [event for event in events if event["name"] == "reduce" and "stage" in event["args"]]
+        host = [event for event in events if event["name"] == "reduce" and "stage" not in event["args"]]
+        assert [event["args"]["iteration"] for event in stream] == ["warmup", 0, 1, 2] and len(host) == 4
+        # The stream begins a stage after the host has, and its times are those of the answer.
+        error = timeline["otherData"]["clock_error_us"][rank]
+        assert all(work["ts"] >= call["ts"] - error - 1 for work, call in zip(stream, host))
+        assert sorted(event["dur"] for event in stream[1:])[1] == pytest.approx(result.ranks[rank].gpu_ms["reduce"] * 1e3, rel=0.5)
 
 
 def test_the_group_is_lent(pool):

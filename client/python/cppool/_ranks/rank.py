@@ -196,11 +196,19 @@ class Rank:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.main_thread), ctypes.py_object(Cancelled))
                     self.decisions.put(frame)
         elif name == "stacks":
-            self.channel.send("stacks", rank=self.rank, threads=self.threads(), collectives=self.group.last_collectives() if self.group else [])
+            self.channel.send("stacks", rank=self.rank, threads=self.threads(), collectives=self.group.last_collectives() if self.group else [],
+                              memory=self.memory())
         elif name == "bye":
             os._exit(0)
         else:
             raise BrokenFrame(f"unknown frame {name!r:.80}")
+
+    def memory(self):
+        """What this process holds of its device, and what is free there; None without a device."""
+        if not self.on_gpu():
+            return None
+        cuda, device = self.torch.cuda, self.group.device
+        return {"device": device.index, "held_bytes": cuda.memory_reserved(device), "free_bytes": cuda.mem_get_info(device)[0]}
 
     def threads(self):
         """Without this package's frames where a case runs: they are below those of the case."""
@@ -308,6 +316,8 @@ class Rank:
             report.update(status="failed", kind="mismatch", error=error.format(**wrong), culprit=self.rank, stage="", traceback="")
         if not failure:
             self.add_values(report, world, value, frame)
+        with contextlib.suppress(Exception):  # after a CUDA error there are no times
+            report.update(world.trace())
         del world, value
         imported = {name for name in sys.modules.keys() - modules if not name.startswith("_cppool_ranks")}
         if alive:  # a fixture of more than this item has changed what it needs

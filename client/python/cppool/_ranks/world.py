@@ -8,7 +8,7 @@ import time
 
 from .frames import CASE, WAITS, finite
 
-MAX_RESULTS, MAX_CHECKS = 1 << 20, 4096
+MAX_RESULTS, MAX_CHECKS, MAX_SLICES = 1 << 20, 4096, 16384
 
 
 class Cancelled(BaseException):
@@ -69,6 +69,53 @@ def _unravelled(at, shape):
     return index
 
 
+class _Timeline:
+    """When the main thread, and on a GPU its stream, passed from one stage to the next."""
+
+    WARMUP = -2
+
+    def __init__(self, on_gpu):
+        self._cuda = sys.modules["torch"].cuda if on_gpu else None
+        self._marks = []  # [stage from here on, iteration, nanoseconds of the host, event]
+        self._dropped = 0
+        self._error_ns = 0
+        if self._cuda:
+            self._base = self._cuda.Event(enable_timing=True)
+            self._cuda.synchronize()
+            before = time.monotonic_ns()
+            self._base.record()
+            self._base.synchronize()
+            self._base_ns = (before + time.monotonic_ns()) // 2
+            self._error_ns = self._base_ns - before
+
+    def mark(self, stage, iteration):
+        if len(self._marks) > MAX_SLICES:
+            self._dropped += 1
+            return
+        event = None
+        if self._cuda:
+            event = self._cuda.Event(enable_timing=True)
+            event.record()
+        self._marks.append([stage, iteration, time.monotonic_ns(), event])
+
+    def name_last(self, stage):
+        """The iteration that began last has no stage: it is one itself."""
+        self._marks[-1][0] = stage
+
+    def member(self):
+        """`trace` of the report. On a GPU all work must be over."""
+        names, host, stream = {}, [], []
+        for (stage, iteration, begin, event), (_, _, end, next_event) in zip(self._marks, self._marks[1:]):
+            if not stage:
+                continue
+            name = names.setdefault(stage, len(names))
+            host.append([name, iteration, begin, end])
+            if event is not None:
+                stream.append([name, iteration, *(self._base_ns + int(self._base.elapsed_time(each) * 1e6) for each in (event, next_event))])
+        return {"names": list(names), "host": host if stream else [], "stream": stream or host, "dropped": self._dropped,
+                "clock_error_us": self._error_ns / 1e3}
+
+
 class World:
     """The ranks of a case, seen from one of them. What a case reports through it is in the answer of the daemon."""
 
@@ -83,7 +130,9 @@ class World:
         self._times = []  # [iteration or None, stage, begin, end]
         self._iteration = None
         self._begun = 0
+        self._warms_up = False
         self._on_gpu = device is not None and device.type == "cuda"
+        self._timeline = _Timeline(self._on_gpu) if run.get("trace") else None
         self._result_bytes = 0
 
     @contextlib.contextmanager
@@ -94,6 +143,7 @@ class World:
         self._page.write(CASE, path, self._begun)
         entry = [self._iteration, path, self._now(), None]
         self._times.append(entry)
+        self._mark()
         try:
             yield
         except BaseException:
@@ -102,6 +152,7 @@ class World:
         finally:
             entry[3] = self._now()
             self._stages.pop()
+            self._mark()
             self._page.write(CASE, "/".join(self._stages), self._begun)
 
     def check(self, name, got, wanted, against="reference", atol=0.0, rtol=0.0):
@@ -141,15 +192,26 @@ class World:
                 yield self._begin(index)
                 if len(self._times) == known:
                     self._times.append([index, "iteration", begin, self._now()])
+                    if self._timeline:
+                        self._timeline.name_last("iteration")
+                        self._mark()
+            self._warms_up = False
             done, goes_on = until, False
             if self._run.get("sampling"):
                 until = self._decide(done)
                 goes_on = until > done
         self._iteration = None
+        self._mark()
+
+    def _mark(self):
+        if self._timeline:
+            iteration = self._iteration if self._iteration is not None else _Timeline.WARMUP if self._warms_up else -1
+            self._timeline.mark("/".join(self._stages), iteration)
 
     def _begin(self, index):
-        self._iteration = index
+        self._iteration, self._warms_up = index, index is None
         self._begun += 1
+        self._mark()
         self._page.write(CASE, "/".join(self._stages), self._begun)
         return index if index is not None else -1
 
@@ -177,6 +239,10 @@ class World:
                 each = found.setdefault(stage, {})
                 each[iteration] = each.get(iteration, 0.0) + (begin.elapsed_time(end) if self._on_gpu else (end - begin) * 1e3)
         return found
+
+    def trace(self):
+        """Members of the report."""
+        return {"trace": self._timeline.member()} if self._timeline else {}
 
     def samples(self):
         """Of each timed iteration, the stages that are no part of another one."""
