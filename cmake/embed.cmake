@@ -4,7 +4,7 @@
 set(CPPOOL_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/embed_files.cmake)
 function(cppool_embed)
   cmake_parse_arguments(EMBED "" "OUTPUT;HEADER;NAMESPACE;FUNCTION" "FILES" ${ARGN})
-  list(TRANSFORM EMBED_FILES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM EMBED_FILES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ REGEX "^[^/]")
   set(output ${CMAKE_CURRENT_BINARY_DIR}/${EMBED_OUTPUT})
   add_custom_command(
     OUTPUT ${output}

@@ -15,7 +15,7 @@ install(TARGETS cppool_case EXPORT cppoolCaseTargets)
 install(TARGETS cppoold cppool EXPORT cppoolProgramsTargets RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 # The documents, in the folders that they have here, so that links between them hold; `copyright` has the notices of what is compiled in.
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${CMAKE_CURRENT_LIST_DIR}/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
-file(GLOB_RECURSE documents CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} client/*.md daemon/*.md kernels/*.md protocol/*.md protocol/*.schema.json)
+file(GLOB_RECURSE documents CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} client/*.md client/*.png daemon/*.md kernels/*.md protocol/*.md protocol/*.schema.json)
 foreach(document README.md ARCHITECTURE.md CHANGELOG.md ${documents})
   get_filename_component(folder ${document} DIRECTORY)
   install(FILES ${PROJECT_SOURCE_DIR}/${document} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})

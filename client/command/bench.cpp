@@ -18,6 +18,7 @@
 #include "client/command/interruption.h"
 #include "client/command/libraries.h"
 #include "client/command/progress.h"
+#include "client/command/report_page.h"
 #include "client/command/runner.h"
 #include "client/command/sweep.h"
 #include "client/suite/repeat.h"
@@ -34,7 +35,7 @@ struct Arguments {
   std::string case_name;  // empty: the only one of the libraries of --load, else attention
   std::vector<int> world_sizes = {2};
   std::vector<std::string> params;
-  std::string kernels, save, resume, baseline;
+  std::string kernels, save, resume, baseline, html;
   std::int64_t warmup = 3, repeat = 0;      // repeat 0: until the median is precise
   double precision = 0.5, slower_than = 2;  // percent
   double seconds = 3, deadline = 300;
@@ -103,7 +104,8 @@ class Bench {
         throw suite::UsageError(std::string("--baseline compares rounds, two at least, and ") +
                                 (arguments.profile ? "--profile" : "--repeat 1") + " measures one");
     }
-    if (!arguments.save.empty()) CheckCanSave(arguments.save);
+    if (!arguments.save.empty()) CheckCanWrite("--save", arguments.save);
+    if (!arguments.html.empty()) CheckCanWrite("--html", arguments.html);
     if (!arguments.resume.empty()) resumed_.emplace(arguments.resume, PlanOf(arguments));
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
@@ -358,7 +360,7 @@ class Bench {
     Close();
   }
 
-  // False: the file of --save could not be written.
+  // False: a file could not be written.
   bool Close() {
     progress_.Clear();
     if (baseline_) {
@@ -378,6 +380,7 @@ class Bench {
       results_.notes.push_back(std::to_string(points_resumed_) + " of " + std::to_string(points_.size()) +
                                " points from " + resumed_->file());
     if (!arguments_.save.empty()) Save([this] { SaveBench(arguments_.save, results_); });
+    if (!arguments_.html.empty()) Save([this] { WritePage(); });
     if (arguments_.json) {
       PrintJson(streams_.out, BenchSummaryJson(results_));
     } else if (!arguments_.csv) {
@@ -396,6 +399,13 @@ class Bench {
       if (saved_) streams_.err << "cppool: " << error.what() << "\n";
       saved_ = false;
     }
+  }
+
+  void WritePage() const {
+    ReportPage page;
+    page.Begin("cppool bench");
+    page.AddSaved(BenchJson(results_));
+    page.Write(arguments_.html);
   }
 
   int ExitCode() const {
@@ -498,6 +508,7 @@ void AddBench(CLI::App& app, const Streams& streams, int* exit_code) {
       ->check(IsUtf8)
       ->excludes(profile)
       ->excludes(save);
+  AddHtml(*bench, &arguments->html);
   CLI::Option* baseline =
       bench
           ->add_option(

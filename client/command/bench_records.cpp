@@ -140,6 +140,7 @@ Json PlanJson(const BenchPlan& plan) {
 Json BenchSummaryJson(const BenchResults& results) {
   Json summary = {{"points", results.rows.size()}, {"worlds", Json::array()}, {"notes", results.notes}};
   for (const auto& [size, hello] : results.worlds) summary["worlds"].push_back(hello);
+  summary.update(DescribeOrigin(results.begin));
   summary["plan"] = PlanJson(results.plan);
   summary["libraries"] = results.libraries;
   if (!results.interrupted.empty()) summary["interrupted"] = results.interrupted;
@@ -180,11 +181,6 @@ std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axe
     lines += CsvLine(fields);
   }
   return lines;
-}
-
-void CheckCanSave(const std::string& file) {
-  if (const std::string why = base::WhyNotWritable(file); !why.empty())
-    throw suite::UsageError("--save: cannot write " + file + ": " + why);
 }
 
 Json BenchJson(const BenchResults& results) {

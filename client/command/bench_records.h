@@ -20,8 +20,6 @@ Json BenchJson(const BenchResults& results);
 std::string BenchCsvHeader(const std::vector<SweepAxis>& axes);
 std::string BenchCsvLines(const BenchRow& row, const std::vector<SweepAxis>& axes);
 
-// Throws UsageError with the reason when SaveBench could not write the file, which is left as it is.
-void CheckCanSave(const std::string& file);
 // Replaces the file at once: it is never there in part. Throws base::FileError with the reason.
 void SaveBench(const std::string& file, const BenchResults& results);
 

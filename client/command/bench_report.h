@@ -1,6 +1,7 @@
 // The table that `cppool bench` prints.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <ostream>
 #include <string>
@@ -14,10 +15,11 @@ struct BenchResults {
   std::string case_name;
   BenchPlan plan;
   std::vector<SweepAxis> axes;
-  bool several_ranks = false;                    // a point has more than one
-  bool wide = false;                             // all columns
-  std::vector<std::string> kernels;              // as --kernels has them
-  std::string baseline;                          // the file; empty: none
+  bool several_ranks = false;        // a point has more than one
+  bool wide = false;                 // all columns
+  std::vector<std::string> kernels;  // as --kernels has them
+  std::string baseline;              // the file; empty: none
+  std::chrono::system_clock::time_point begin = std::chrono::system_clock::now();
   std::vector<BenchRow> rows;                    // those that are done
   std::map<int, Json> worlds;                    // the answers to `hello`, by world size
   std::map<std::string, std::string> libraries;  // digests by the name of --load and --kernels

@@ -1,16 +1,20 @@
 #include "client/command/command.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <set>
 #include <sstream>
 
 #include <cppool/version.h>
 
+#include "base/new_file.h"
 #include "base/utf8.h"
 #include "client/src/attach.h"
 #include "client/src/daemon.h"
@@ -50,6 +54,7 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
   AddPipe(app, streams, &exit_code);
   AddTorchrun(app, streams, &exit_code);
   AddDiff(app, streams, &exit_code);
+  AddReport(app, streams, &exit_code);
   try {
     CheckSubcommand(app, words);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 expects the last word first
@@ -155,6 +160,34 @@ std::string IsPath(const std::string& text) { return text.empty() ? "a path cann
 std::string CannotWrite(const std::string& path) {
   const int error = errno;
   return "cannot write " + path + (error == 0 ? "" : std::string(": ") + std::strerror(error));
+}
+
+void CheckCanWrite(const std::string& option, const std::string& file) {
+  if (const std::string why = base::WhyNotWritable(file); !why.empty())
+    throw suite::UsageError(option + ": cannot write " + file + ": " + why);
+}
+
+CLI::Option* AddHtml(CLI::App& app, std::string* file) {
+  return app.add_option("--html", *file, "Writes a page of the results to this file, which needs no other")
+      ->check(IsPath);
+}
+
+std::string UtcText(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+  return text;
+}
+
+std::string HostName() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "localhost";
+}
+
+Json DescribeOrigin(std::chrono::system_clock::time_point begin) {
+  return {{"begin", UtcText(begin)}, {"host", HostName()}, {"version", CPPOOL_VERSION}};
 }
 
 bool HasFeature(const Json& hello, std::string_view feature) {

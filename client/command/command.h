@@ -39,6 +39,7 @@ void AddServe(CLI::App& app, const Streams& streams, int* exit_code);  // and `p
 void AddPipe(CLI::App& app, const Streams& streams, int* exit_code);
 void AddTorchrun(CLI::App& app, const Streams& streams, int* exit_code);  // and `shims`
 void AddDiff(CLI::App& app, const Streams& streams, int* exit_code);
+void AddReport(CLI::App& app, const Streams& streams, int* exit_code);
 
 // These options of every subcommand choose its daemon.
 struct DaemonArguments {
@@ -79,9 +80,21 @@ std::string IsPath(const std::string& text);
 // "cannot write out.xml: No such file or directory", from errno right after the failed call.
 std::string CannotWrite(const std::string& path);
 
+// Throws UsageError with the reason when no file can be made, or replaced, there. `option` names it.
+void CheckCanWrite(const std::string& option, const std::string& file);
+
 // "backend cuda, transport nccl, 2 x NVIDIA H200" from the answer to `hello`; "6 ranks on 4 x NVIDIA H200"
 // where ranks share devices.
 std::string DescribeWorld(const Json& hello);
+
+// When and where a command ran: 2026-11-24T13:52:06, in UTC, and the machine's name.
+std::string UtcText(std::chrono::system_clock::time_point time);
+std::string HostName();
+// Members of a summary that say so: `begin`, `host` and `version`.
+Json DescribeOrigin(std::chrono::system_clock::time_point begin);
+
+// --html FILE.
+CLI::Option* AddHtml(CLI::App& app, std::string* file);
 
 // Returns whether `features` of the answer to `hello` has this name.
 bool HasFeature(const Json& hello, std::string_view feature);

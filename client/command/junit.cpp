@@ -1,9 +1,6 @@
 #include "client/command/junit.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <ctime>
 
 #include "base/utf8.h"
 #include "client/command/command.h"
@@ -50,21 +47,6 @@ std::string XmlEscape(std::string_view text) {
   return result;
 }
 
-// In UTC, without the letter that says so, which the schema of JUnit's reports does not have.
-std::string TimeText(std::chrono::system_clock::time_point time) {
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
-  return text;
-}
-
-std::string HostName() {
-  char name[256] = "";
-  return gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "localhost";
-}
-
 }  // namespace
 
 void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<JunitCase>& cases) {
@@ -75,10 +57,11 @@ void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<Ju
     return std::count_if(cases.begin(), cases.end(),
                          [&](const JunitCase& one) { return one.outcome == outcome; });
   };
+  // In UTC, without the letter that says so, which the schema of JUnit's reports does not have.
   out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\""
       << XmlEscape(suite.name) << "\" tests=\"" << cases.size() << "\" failures=\"" << count(Outcome::kFailed)
       << "\" errors=\"" << count(Outcome::kError) << "\" skipped=\"" << count(Outcome::kSkipped)
-      << "\" time=\"" << Fixed(seconds, 3) << "\" timestamp=\"" << TimeText(suite.begin) << "\" hostname=\""
+      << "\" time=\"" << Fixed(seconds, 3) << "\" timestamp=\"" << UtcText(suite.begin) << "\" hostname=\""
       << XmlEscape(HostName()) << "\">\n";
   if (!suite.properties.empty()) out << "<properties>\n";
   for (const auto& [name, value] : suite.properties)

@@ -101,8 +101,9 @@ class Run {
           arguments_.fail_fast || arguments_.until_fail ? Status::kSkipped : Status::kError);
     }
     const bool steady = arguments_.until_fail && failed_in_ == 0 && stopped_.empty();
-    report_.Close(runner_.worlds(),
-                  steady ? "no failure in " + Rounds(round_ - 1) + " (--until-fail)" : stopped_);
+    if (!report_.Close(runner_.worlds(),
+                       steady ? "no failure in " + Rounds(round_ - 1) + " (--until-fail)" : stopped_))
+      reported = false;
     if (const std::string problem = output_.Problem(); !problem.empty()) {
       report_.Complain(problem);
       reported = false;
@@ -264,7 +265,7 @@ class Run {
     report_.WriteJunit(cells_, outcomes_, runner_.worlds(), missing);
     report_.ClearProgress();
     for (std::size_t index : unsettled) report_.PrintOutcome(cells_[index], *outcomes_[index]);
-    report_.CloseInterrupted(missing);
+    report_.CloseInterrupted(runner_.worlds(), missing);
   }
 
   // A refused request is not run again: it would be refused again. A case that passed and left something

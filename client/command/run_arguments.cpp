@@ -136,6 +136,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* junit =
       run.add_option("--junit", arguments->junit, "Writes the outcomes to this file as JUnit XML")
           ->check(IsPath);
+  CLI::Option* html = AddHtml(run, &arguments->html);
   run.add_flag("--json", arguments->json, "One JSON object per case, then a summary object");
   CLI::Option* verbose = run.add_flag(
       "--verbose", arguments->verbose,
@@ -174,7 +175,8 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* list =
       run.add_flag("--list", arguments->list,
                    "Prints the cells, the command for each, and which would be skipped and why; runs nothing")
-          ->excludes(junit);
+          ->excludes(junit)
+          ->excludes(html);
   CLI::Option* failures =
       run.add_option("--failures", arguments->failures,
                      "Runs each failed cell once more in the same pool and writes its tensors, timeline and "

@@ -16,7 +16,7 @@ struct RunArguments {
   DaemonArguments daemon;
   std::string suite;             // a built-in one or a file; empty: one case
   std::string case_name;         // empty: the only one of the libraries of --load, else attention
-  std::string junit;             // a file; empty: none
+  std::string junit, html;       // files; empty: none
   std::vector<int> world_sizes;  // none: that of each cell, 2 for a single case
   std::vector<std::string> filters, params;
   double deadline = 90;         // seconds

@@ -9,6 +9,7 @@
 
 #include <cppool/version.h>
 
+#include "base/file_cache.h"
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/src/describe.h"
@@ -150,6 +151,8 @@ RunReport::RunReport(const RunArguments& arguments, bool for_each, const Streams
                                    ? std::string("run")
                                    : std::filesystem::path(arguments.suite).stem().string())),
       progress_(streams.err, streams.terminal, cells) {
+  page_.Begin("cppool run" + (arguments.suite.empty() ? "" : " --suite " + arguments.suite));
+  if (!arguments.html.empty()) CheckCanWrite("--html", arguments.html);
   if (arguments.junit.empty()) return;
   errno = 0;
   junit_.open(arguments.junit);
@@ -162,20 +165,8 @@ void RunReport::Count(const suite::Cell& cell, const Outcome& outcome) {
 }
 
 void RunReport::PrintOutcome(const suite::Cell& cell, const Outcome& outcome) {
-  if (arguments_.json) {
-    Json json = DescribeCell(cell);
-    json["status"] = outcome.flaky.empty() ? ToString(outcome.kind) : "flaky";
-    json["seconds"] = outcome.seconds;
-    json["error"] = OrNull(outcome.error);
-    json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
-    json["answer"] = outcome.result ? outcome.result->json : Json();
-    if (!outcome.output.empty()) json["output"] = outcome.output;
-    AddCrashes(outcome, &json);
-    if (outcome.again) json["again"] = ToJson(*outcome.again);
-    if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
-    PrintJson(streams_.out, json);
-    return;
-  }
+  if (!arguments_.html.empty()) page_.Add(Record(cell, outcome));
+  if (arguments_.json) return PrintJson(streams_.out, Record(cell, outcome));
   if (outcome.failed() || !outcome.flaky.empty()) {
     const bool failed = outcome.kind == Outcome::Kind::kFailed;
     streams_.out << (!outcome.flaky.empty() ? "FLAKY " : failed ? "FAILED " : "ERROR ") << cell.name << "\n";
@@ -269,25 +260,45 @@ JunitCase RunReport::ToJunit(const suite::Cell& cell, const Outcome& outcome) co
   return one;
 }
 
-void RunReport::Close(const std::map<int, Json>& worlds, const std::string& ended) {
+Json RunReport::Summary(const std::map<int, Json>& worlds) const {
+  Json summary = tally_.ToJson();
+  summary.update(DescribeOrigin(begin_));
+  summary["worlds"] = Json::array();
+  for (const auto& [size, hello] : worlds)
+    summary["worlds"].push_back({{"world_size", size},
+                                 {"backend", hello.value("backend", Json())},
+                                 {"transport", hello.value("transport", Json())},
+                                 {"devices", hello.value("devices", Json())}});
+  return {{"summary", summary}};
+}
+
+bool RunReport::WritePage(const Json& summary) {
+  if (arguments_.html.empty()) return true;
+  try {
+    page_.Add(summary);
+    page_.Write(arguments_.html);
+    return true;
+  } catch (const base::FileError& error) {
+    streams_.err << "cppool: " << error.what() << "\n";
+    return false;
+  }
+}
+
+bool RunReport::Close(const std::map<int, Json>& worlds, const std::string& ended) {
+  Json summary = Summary(worlds);
+  if (!ended.empty()) summary["summary"]["stopped"] = ended;
+  const bool written = WritePage(summary);
   std::ostream& closing = Closing();
   if (arguments_.json) {
-    Json summary = tally_.ToJson();
-    summary["worlds"] = Json::array();
-    for (const auto& [size, hello] : worlds)
-      summary["worlds"].push_back({{"world_size", size},
-                                   {"backend", hello.value("backend", Json())},
-                                   {"transport", hello.value("transport", Json())},
-                                   {"devices", hello.value("devices", Json())}});
-    if (!ended.empty()) summary["stopped"] = ended;
-    PrintJson(streams_.out, {{"summary", summary}});
+    PrintJson(streams_.out, summary);
   } else if (!arguments_.suite.empty() && !arguments_.quiet) {
     tally_.PrintAxes(closing);
     tally_.PrintRatios(closing);
   }
   if (arguments_.quiet) {
     if (!ended.empty()) closing << ended << "\n";
-    return PrintCounts();
+    PrintCounts();
+    return written;
   }
   tally_.PrintReasons(closing);
   tally_.PrintVerdicts(closing);
@@ -298,6 +309,7 @@ void RunReport::Close(const std::map<int, Json>& worlds, const std::string& ende
   tally_.PrintSuites(closing);
   if (!ended.empty()) closing << ended << "\n";
   PrintCounts();
+  return written;
 }
 
 void RunReport::CloseList() {
@@ -310,12 +322,11 @@ void RunReport::CloseList() {
             << " would be skipped" << AndFlaky(counts()) << "\n";
 }
 
-void RunReport::CloseInterrupted(const std::string& why) {
-  if (arguments_.json) {
-    Json summary = tally_.ToJson();
-    summary["interrupted"] = why;
-    PrintJson(streams_.out, {{"summary", summary}});
-  }
+void RunReport::CloseInterrupted(const std::map<int, Json>& worlds, const std::string& why) {
+  Json summary = Summary(worlds);
+  summary["summary"]["interrupted"] = why;
+  WritePage(summary);
+  if (arguments_.json) PrintJson(streams_.out, summary);
   Closing() << why << "\n";
   PrintCounts();
 }
@@ -347,6 +358,20 @@ std::vector<std::string> RunReport::Advice(const suite::Cell& cell, const Outcom
     lines.push_back("repeat after the culprits: " + RepeatAll(cell, *outcome.verdict));
   }
   return lines;
+}
+
+Json RunReport::Record(const suite::Cell& cell, const Outcome& outcome) const {
+  Json json = DescribeCell(cell);
+  json["status"] = outcome.flaky.empty() ? ToString(outcome.kind) : "flaky";
+  json["seconds"] = outcome.seconds;
+  json["error"] = OrNull(outcome.error);
+  json["attempts"] = outcome.asked ? Json(outcome.attempts) : Json();
+  json["answer"] = outcome.result ? outcome.result->json : Json();
+  if (!outcome.output.empty()) json["output"] = outcome.output;
+  AddCrashes(outcome, &json);
+  if (outcome.again) json["again"] = ToJson(*outcome.again);
+  if (outcome.verdict) json["verdict"] = DescribeVerdict(cell, *outcome.verdict);
+  return json;
 }
 
 Json RunReport::DescribeCell(const suite::Cell& cell) const {

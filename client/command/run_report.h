@@ -10,6 +10,7 @@
 
 #include "client/command/junit.h"
 #include "client/command/progress.h"
+#include "client/command/report_page.h"
 #include "client/command/run_arguments.h"
 #include "client/command/runner.h"
 #include "client/command/tally.h"
@@ -21,7 +22,7 @@ namespace cppool::command {
 class RunReport {
  public:
   // `cells`: how many will run. `for_each`: --dump and --trace name folders of all cells. Throws UsageError
-  // when the JUnit file cannot be written.
+  // when the file of --junit or --html cannot be written.
   RunReport(const RunArguments& arguments, bool for_each, const Streams& streams, std::size_t cells,
             LoadedCases loaded);
 
@@ -49,15 +50,19 @@ class RunReport {
 
   // `worlds`: the answers to `hello`, by world size. `ended`: why the run ended when it did; empty: all cells
   // have run.
-  void Close(const std::map<int, Json>& worlds, const std::string& ended);
+  // False: the page of --html could not be written.
+  bool Close(const std::map<int, Json>& worlds, const std::string& ended);
   void CloseList();
-  void CloseInterrupted(const std::string& why);
+  void CloseInterrupted(const std::map<int, Json>& worlds, const std::string& why);
 
  private:
   std::string Repeat(const suite::Cell& cell) const;
   std::string RepeatAll(const suite::Cell& cell, const Verdict& verdict) const;
   std::vector<std::string> Advice(const suite::Cell& cell, const Outcome& outcome) const;
   JunitCase ToJunit(const suite::Cell& cell, const Outcome& outcome) const;
+  Json Record(const suite::Cell& cell, const Outcome& outcome) const;  // for --json and --html
+  Json Summary(const std::map<int, Json>& worlds) const;
+  bool WritePage(const Json& summary);
   Json DescribeCell(const suite::Cell& cell) const;
   Json DescribeVerdict(const suite::Cell& cell, const Verdict& verdict) const;
   void PrintPassed(const suite::Cell& cell, const Result& result);
@@ -72,6 +77,7 @@ class RunReport {
   const std::string junit_name_;  // the suite, and the class of its cases
   std::ofstream junit_;
   const std::chrono::system_clock::time_point begin_ = std::chrono::system_clock::now();
+  ReportPage page_;  // has what --json prints
   Tally tally_;
   int failing_ = 0;
   command::Progress progress_;

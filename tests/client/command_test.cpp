@@ -872,7 +872,7 @@ TEST_CASE("the error for an unknown command names it and the nearest known one")
   CHECK(ran.code == 2);
   CHECK(ran.err ==
         "cppool: a command is missing (known: run, bench, list, doctor, serve, ps, stop, pipe, torchrun, "
-        "shims, diff): see "
+        "shims, diff, report): see "
         "`cppool --help`\n");
 }
 

@@ -85,7 +85,7 @@ class Package(unittest.TestCase):
         with open(self.file("share/doc/cppool/copyright"), encoding="utf-8") as file:
             text = file.read()
         for name, holder in (("nlohmann/json", "Niels Lohmann"), ("spdlog", "Gabi Melman"), ("fmt", "Victor Zverovich"),
-                             ("CLI11", "University of Cincinnati")):
+                             ("CLI11", "University of Cincinnati"), ("Chart.js", "Chart.js Contributors")):
             stanza = [part for part in text.split("\n\n") if f"\nComment: {name}" in part or f"({name})" in part]
             self.assertEqual(len(stanza), 1, name)
             self.assertIn(holder, stanza[0])
