@@ -395,7 +395,9 @@ TEST_CASE("a bench that is killed goes on with the points that it had") {
   CHECK(Has(ran.output, "1 of 2 points from " + file));
 }
 
-TEST_CASE("--resume refuses a file that was measured in another way or elsewhere, and names what differs") {
+TEST_CASE(
+    "a file for --resume that was measured in another way or elsewhere is refused, and what differs is "
+    "named") {
   const BenchFolder folder;
   const std::string file = folder.File("points");
   const auto bench = [&](std::vector<std::string> words) {
