@@ -6,11 +6,10 @@
 #include <cstddef>
 #include <fstream>
 #include <set>
-#include <sstream>
 #include <utility>
 
-#include "daemon/failure_kind.h"
 #include "daemon/log.h"
+#include "daemon/process_frames.h"
 #include "daemon/timeout_report.h"
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
@@ -22,57 +21,6 @@ using protocol::Json;
 using Clock = RankProcess::Clock;
 
 constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Snapshots: 0.35 s with both
-constexpr std::size_t kMostStackLines = 200;
-
-std::string Text(const Json& json, const char* member) {
-  const auto found = json.find(member);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-// The members of a report that are the same in a report of the daemon.
-void CopyReport(const Json& frame, const kernels::Place& place, RankReport& report) {
-  Json json = ToJson(report);
-  for (const char* same : {"checks", "gpu_ms", "samples", "warnings"})
-    if (frame.contains(same)) json[same] = frame.at(same);
-  for (const char* state : {"differed", "left"})
-    if (frame.contains(state)) json[state] = frame.at(state);
-  json["traceback"] = Text(frame, "traceback");
-  RankReport read = RankReportFrom(json, place);
-  read.failure = report.failure;
-  const Json results = frame.value("results", Json::object());
-  for (const auto& [name, value] : results.items()) read.extra[name] = value;
-  for (const char* own : {"rank", "ok", "error", "gpu_ms", "samples", "traceback", "output", "stack"})
-    if (read.extra.erase(own) > 0)
-      read.warnings.push_back(std::string("the result '") + own +
-                              "' is left out: the answer has a member of that name");
-  for (const char* more : {"value", "pytest", "memory", "reset_ms"})
-    if (frame.contains(more)) read.extra[more] = frame.at(more);
-  report = std::move(read);
-}
-
-// Throws Json::exception.
-kernels::RankTrace TraceFrom(const Json& json) {
-  kernels::RankTrace trace;
-  trace.streams = {"main"};
-  trace.names = json.at("names").get<std::vector<std::string>>();
-  trace.dropped = json.at("dropped");
-  trace.clock_error_us = json.at("clock_error_us");
-  const auto add = [&](const char* member, kernels::TraceSlice::Kind kind) {
-    for (const Json& each : json.at(member)) {
-      kernels::TraceSlice slice;
-      slice.kind = kind;
-      slice.name = each.at(0);
-      slice.iteration = each.at(1);
-      slice.begin_ns = each.at(2);
-      slice.end_ns = each.at(3);
-      trace.names.at(static_cast<std::size_t>(slice.name));
-      trace.slices.push_back(slice);
-    }
-  };
-  add("host", kernels::TraceSlice::Kind::kCall);
-  add("stream", kernels::TraceSlice::Kind::kStage);
-  return trace;
-}
 
 // "stopped", "in a wait of the kernel that nothing interrupts"; empty: neither.
 std::string StateOf(pid_t pid) {
@@ -84,56 +32,10 @@ std::string StateOf(pid_t pid) {
   return state == 'D' ? "it is in a wait of the kernel that nothing interrupts" : "";
 }
 
-// The stacks that faulthandler has written, the main thread's first, without the frames of the ranks' own
-// code.
-std::vector<std::vector<std::string>> StacksFrom(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::vector<std::string>> stacks;
-  for (std::string line; std::getline(in, line);) {
-    const std::size_t file = line.find("File \""), end = line.find("\", line ");
-    if (line.find("hread 0x") != std::string::npos) stacks.emplace(stacks.begin());
-    if (file == std::string::npos || end == std::string::npos || stacks.empty()) continue;
-    const std::string path = line.substr(file + 6, end - file - 6),
-                      rest = line.substr(end + 8);  // "12 in name"
-    const std::size_t in_function = rest.find(" in ");
-    if (path.find("/cppool/_ranks/") != std::string::npos || in_function == std::string::npos ||
-        path.starts_with("<frozen"))
-      continue;
-    if (stacks.front().size() < kMostStackLines)
-      stacks.front().push_back(path + ":" + rest.substr(0, in_function) + " " + rest.substr(in_function + 4));
-  }
-  std::erase_if(stacks, [](const auto& stack) { return stack.empty(); });
-  return stacks;
-}
-
-// The stacks of its Python threads, the main one first.
-std::vector<std::vector<std::string>> StacksOf(const Json& answer) {
-  std::vector<std::vector<std::string>> stacks;
-  for (const Json& thread : answer.value("threads", Json::array())) {
-    std::vector<std::string> frames;
-    for (const Json& frame : thread.value("frames", Json::array()))
-      if (frame.is_string()) frames.push_back(frame);
-    if (frames.empty()) continue;
-    stacks.insert(Text(thread, "name") == "MainThread" ? stacks.begin() : stacks.end(), std::move(frames));
-  }
-  return stacks;
-}
-
-struct Collective {
-  std::int64_t number = -1;
-  std::string name;
-  bool over = true;
-};
-
-// The last one that the rank has entered in a group.
-Collective LastIn(const std::string& group, const Json& answer) {
-  for (const Json& each : answer.value("collectives", Json::array())) {
-    if (Text(each, "group") != group) continue;
-    const auto number = each.find("number");
-    return {number != each.end() && number->is_number_integer() ? number->get<std::int64_t>() : -1,
-            Text(each, "name"), Text(each, "state") == "completed"};
-  }
-  return {};
+Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
+  const auto found = std::find_if(collectives.begin(), collectives.end(),
+                                  [&](const Collective& each) { return each.group == group; });
+  return found == collectives.end() ? Collective() : *found;
 }
 
 }  // namespace
@@ -214,13 +116,13 @@ bool ProcessRunner::Load(int index) {
   frame["id"] = id_;
   rank.process->Send(frame);  // that it is lost shows as the end of the rank
   while (const auto answer = rank.process->Next()) {
-    if (answer->value("id", Json()) != id_ || Text(*answer, "frame") != "report") continue;
-    rank.items = Text(*answer, "digest");
+    if (answer->value("id", Json()) != id_ || TextOf(*answer, "frame") != "report") continue;
+    rank.items = TextOf(*answer, "digest");
     {
       const std::lock_guard lock(mutex_);
-      rank.report.replace = Text(*answer, "replace");
+      rank.report.replace = TextOf(*answer, "replace");
     }
-    if (Text(*answer, "status") == "passed") return true;
+    if (TextOf(*answer, "status") == "passed") return true;
     Fail(index, *answer);
     return false;
   }
@@ -254,13 +156,18 @@ void ProcessRunner::RunCase(int index) {
   rank.process->Send(frame);
   while (const auto answer = rank.process->Next()) {
     if (answer->value("id", Json()) != id_ + 1) continue;
-    const std::string name = Text(*answer, "frame");
-    if (name == "report") return TakeReport(index, *answer);
-    if (name != "mark") continue;
-    if (answer->contains("status"))
-      Fail(index, *answer);
-    else
-      Decide(index, *answer);
+    const std::string name = TextOf(*answer, "frame");
+    try {
+      if (name == "report") return TakeReport(index, *answer);
+      if (name != "mark") continue;
+      if (answer->contains("status"))
+        Fail(index, *answer);
+      else
+        Decide(index, *answer);
+    } catch (const std::exception& error) {
+      const std::string text = "sent a broken frame \"" + name + "\": " + error.what();
+      return Fail(index, {{CPPOOL_INTERNAL, text}, "", FailureOrigin::kOwn}, "");
+    }
   }
   FailEnded(index, "during the case");
 }
@@ -280,10 +187,7 @@ void ProcessRunner::Decide(int index, const Json& mark) {
     else
       go["until"] = prepared_->options.sampling ? meeting_->StartSampling() : prepared_->options.repeat;
   } else {
-    kernels::StageSamples samples;
-    for (const Json& stage : mark.value("samples", Json::array()))
-      samples.emplace_back(stage.at(0).get<std::string>(), stage.at(1).get<std::vector<double>>());
-    go["until"] = meeting_->NextDecision(samples);
+    go["until"] = meeting_->NextDecision(SamplesFrom(mark));
   }
   At(index).process->Send(go);
 }
@@ -295,36 +199,17 @@ void ProcessRunner::TakeReport(int index, const Json& frame) {
     const std::lock_guard lock(mutex_);
     report = rank.report;
   }
-  try {
-    CopyReport(frame, place_, report);
-    if (frame.contains("trace")) rank.trace = TraceFrom(frame.at("trace"));
-  } catch (const std::exception& error) {
-    return Fail(index, {{CPPOOL_INTERNAL, error.what()}, "", FailureOrigin::kOwn}, "");
-  }
+  ReadReport(frame, place_, report);
+  if (frame.contains("trace")) rank.trace = TraceFrom(frame.at("trace"));
   {
     const std::lock_guard lock(mutex_);
     rank.report = std::move(report);
   }
-  if (Text(frame, "status") != "passed" && !failed(index)) Fail(index, frame);
+  if (TextOf(frame, "status") != "passed" && !failed(index)) Fail(index, frame);
 }
 
 void ProcessRunner::Fail(int index, const Json& frame) {
-  RankFailure failure;
-  failure.text = Text(frame, "error");
-  failure.stage = Text(frame, "stage");
-  failure.status =
-      StatusOf(protocol::ParseFailureKind(Text(frame, "kind")).value_or(protocol::FailureKind::kInternal));
-  failure.gave_reason = true;
-  const bool own = frame.contains("culprit") && frame.at("culprit").is_number_integer();
-  if (!own) failure.culprit = kernels::RuntimeError::kElsewhere;
-  const Json checks = frame.value("checks", Json::array());
-  const bool by_check =
-      std::any_of(checks.begin(), checks.end(), [](const Json& check) { return !check.value("ok", true); });
-  failure.origin = !own                                            ? FailureOrigin::kPropagated
-                   : Text(frame, "status") == "skipped"            ? FailureOrigin::kSkip
-                   : failure.status == CPPOOL_MISMATCH && by_check ? FailureOrigin::kMismatch
-                                                                   : FailureOrigin::kOwn;
-  Fail(index, std::move(failure), Text(frame, "traceback"));
+  Fail(index, FailureFrom(frame), TextOf(frame, "traceback"));
 }
 
 void ProcessRunner::Fail(int index, RankFailure failure, const std::string& traceback) {
@@ -468,20 +353,19 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
       const std::string state = StateOf(ranks_[i].process->pid());
       main.doing = state.empty() ? "it does not answer (C code holds the GIL?)" : state;
     } else {
-      for (const Json& each : answers[i]->stacks.value("collectives", Json::array())) {
-        const std::string group = Text(each, "group");
-        const Collective own = LastIn(group, answers[i]->stacks);
+      for (const Collective& own : CollectivesOf(answers[i]->stacks)) {
         if (own.over) continue;
         std::set<int> missing;
         for (std::size_t other = 0; other < answers.size(); ++other) {
           if (other == i) continue;
           if (!answers[other] || !answers[other]->asked ||
-              LastIn(group, answers[other]->stacks).number < own.number)
+              LastIn(own.group, CollectivesOf(answers[other]->stacks)).number < own.number)
             missing.insert(static_cast<int>(other));
         }
         // A collective that others have not entered says more than one that they have.
         if (missing.empty() && !main.doing.empty()) continue;
-        main.doing = "in " + own.name + " (number " + std::to_string(own.number) + " of group " + group + ")";
+        main.doing =
+            "in " + own.name + " (number " + std::to_string(own.number) + " of group " + own.group + ")";
         if (!missing.empty())
           main.doing += ", which " + kernels::RankList({missing.begin(), missing.end()}) + " has not entered";
         main.awaits.assign(missing.begin(), missing.end());
