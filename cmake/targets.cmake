@@ -32,6 +32,8 @@ set(cppool_headers
   ${PROJECT_SOURCE_DIR}/client/include/cppool/compile.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/pool.h
   ${PROJECT_SOURCE_DIR}/client/include/cppool/pool_error.h
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/run_result.h
+  ${PROJECT_SOURCE_DIR}/client/include/cppool/suite.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/daemon_end.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/result.h
   ${PROJECT_SOURCE_DIR}/protocol/include/cppool/run_options.h

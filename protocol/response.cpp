@@ -14,27 +14,22 @@
 
 namespace cppool {
 
+std::string DescribeIndex(const Json& index) {
+  if (!index.is_object()) return index.dump();
+  std::vector<std::string> names = {"sequence", "batch", "head", "kv_head", "token", "query", "key", "dim"};
+  for (const auto& [name, value] : index.items())
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  std::string text;
+  for (const std::string& name : names)
+    if (index.contains(name)) text += (text.empty() ? "" : ", ") + name + " " + index.at(name).dump();
+  return text;
+}
+
 std::string DescribeWorst(const Check& check) {
   std::ostringstream text;
-  if (check.worst) {
-    const auto& [index, got, wanted] = *check.worst;
-    text << "worst at ";
-    if (index.is_object()) {
-      std::vector<std::string> names = {"sequence", "batch", "head", "kv_head",
-                                        "token",    "query", "key",  "dim"};
-      for (const auto& [name, value] : index.items())
-        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-      const char* before = "";
-      for (const std::string& name : names) {
-        if (!index.contains(name)) continue;
-        text << before << name << ' ' << index.at(name).dump();
-        before = ", ";
-      }
-    } else {
-      text << index.dump();
-    }
-    text << ": got " << std::setprecision(9) << got << ", wanted " << wanted;
-  }
+  if (check.worst)
+    text << "worst at " << DescribeIndex(check.worst->index) << ": got " << std::setprecision(9)
+         << check.worst->got << ", wanted " << check.worst->wanted;
   std::string out = check.where;
   if (check.bad) {
     out = *check.bad == 0

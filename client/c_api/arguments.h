@@ -8,7 +8,7 @@
 
 #include <cppool/compile.h>
 #include <cppool/pool.h>
-#include "client/suite/cell.h"
+#include <cppool/suite.h>
 #include "protocol/request.h"
 
 namespace cppool::client {
@@ -17,12 +17,12 @@ PoolOptions ToPoolOptions(const char* text);  // null: the defaults
 protocol::Operation ToOperation(const char* text);
 
 // The cells of {"suite": ..., "filters": [...], "max_seqlen": ...}, in the order in which they run.
-std::vector<suite::Cell> ToCells(const char* text);
+std::vector<Cell> ToCells(const char* text);
 
 // The source and the options of {"source": ..., "include_folders": [...]}.
 std::pair<std::string, CompileOptions> ToCompileOptions(const char* text);
 
-// The shell command that sends this request to a pool with these options.
-std::string ToCommand(const PoolOptions& options, const protocol::RunRequest& request);
+// The answer of cppool_pool_ask, and its `command`, as Result::Describe has it.
+std::string ToDescription(const char* text);
 
 }  // namespace cppool::client

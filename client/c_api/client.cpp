@@ -18,7 +18,7 @@
 #include "client/c_api/arguments.h"
 #include "client/src/describe.h"
 #include "client/src/request.h"
-#include "client/suite/value_text.h"
+#include "client/suite/repeat.h"
 #include "protocol/json_text.h"
 #include "protocol/parameters.h"
 
@@ -116,8 +116,6 @@ cppool_client_status Guarded(char** out, Work work) {
     return refuse(CPPOOL_CLIENT_INVALID, error.what());
   } catch (const protocol::InvalidRequest& error) {
     return refuse(CPPOOL_CLIENT_INVALID, error.what());
-  } catch (const suite::UsageError& error) {
-    return refuse(CPPOOL_CLIENT_INVALID, error.what());
   } catch (const std::exception& error) {
     return refuse(CPPOOL_CLIENT_INTERNAL, error.what());
   }
@@ -173,7 +171,7 @@ PoolOptions WithHooks(PoolOptions options, const cppool_pool_hooks& hooks) {
   return options;
 }
 
-Json CellJson(const suite::Cell& cell) {
+Json CellJson(const Cell& cell) {
   return {{"name", cell.name},           {"suite", cell.suite},           {"rows", cell.rows},
           {"essential", cell.essential}, {"world_size", cell.world_size}, {"case", cell.case_name},
           {"params", cell.params}};
@@ -292,14 +290,18 @@ cppool_client_status cppool_client_command(const char* options, const char* requ
     const auto operation = cppool::client::ToOperation(request);
     const auto* run = std::get_if<cppool::protocol::RunRequest>(&operation);
     if (run == nullptr) throw std::invalid_argument("only a run can be repeated by a command");
-    return {{"command", cppool::client::ToCommand(cppool::client::ToPoolOptions(options), *run)}};
+    return {{"command", cppool::suite::RepeatCommand(cppool::client::ToPoolOptions(options), *run)}};
   });
+}
+
+cppool_client_status cppool_client_describe(const char* result, char** out) {
+  return Guarded(out, [&]() -> Json { return {{"text", cppool::client::ToDescription(result)}}; });
 }
 
 cppool_client_status cppool_client_suite(const char* selection, char** out) {
   return Guarded(out, [&]() -> Json {
     Json cells = Json::array();
-    for (const cppool::suite::Cell& cell : cppool::client::ToCells(selection))
+    for (const cppool::Cell& cell : cppool::client::ToCells(selection))
       cells.push_back(cppool::client::CellJson(cell));
     return {{"cells", std::move(cells)}};
   });

@@ -50,7 +50,7 @@ std::string_view Message(std::string_view line) {
 // the errors of ranks that it does not contain, which may be consequences.
 class Explanation {
  public:
-  explicit Explanation(const Outcome& outcome) {
+  explicit Explanation(const Outcome& outcome) : result_(outcome.result ? &*outcome.result : nullptr) {
     const bool in_verdict = outcome.verdict && outcome.verdict->kind == Verdict::Kind::kFlaky;
     if (!outcome.flaky.empty() && !in_verdict) lines.push_back(outcome.flaky);
     for (std::size_t i = 0; i < outcome.lost.size();
@@ -69,26 +69,21 @@ class Explanation {
 
  private:
   void AddChecks(const std::vector<Check>& checks) {
+    int failed = 0;
     for (const Check& check : checks) {
       if (check.ok) continue;
       lines.push_back(DescribeCheck(check));
-      failed_checks_.push_back(check.tensor + " against " + check.against);
+      ++failed;
     }
-    if (!failed_checks_.empty())
-      lines.push_back(std::to_string(failed_checks_.size()) + " of " + std::to_string(checks.size()) +
+    if (failed > 0)
+      lines.push_back(std::to_string(failed) + " of " + std::to_string(checks.size()) +
                       " checks do not hold");
   }
 
   void AddRanks(const Result& result) {
-    // What failed first is in the errors of the ranks that waited for it, too.
-    const std::string first = result.failure ? result.failure->detail : "";
     for (const Rank& rank : result.ranks) {
       if (rank.ok || IsListed(rank.error) || NamesCheck(rank.error)) continue;
-      std::string error = rank.error;
-      if (const auto at = first.empty() ? std::string::npos : error.find(": " + first);
-          at != std::string::npos)
-        error.resize(at);
-      lines.push_back("rank " + std::to_string(rank.rank) + ": " + error);
+      lines.push_back("rank " + std::to_string(rank.rank) + ": " + client::ErrorOfRank(rank, result));
       listed_.push_back(rank.error);
     }
   }
@@ -109,11 +104,11 @@ class Explanation {
                        [&](const std::string& line) { return line.find(text) != std::string::npos; });
   }
   bool NamesCheck(const std::string& text) const {
-    return std::any_of(failed_checks_.begin(), failed_checks_.end(),
-                       [&](const std::string& check) { return text.find(check) != std::string::npos; });
+    return result_ && client::NamesFailedCheck(text, *result_);
   }
 
-  std::vector<std::string> listed_, failed_checks_;
+  const Result* const result_;
+  std::vector<std::string> listed_;
 };
 
 // Adds how daemons ended that had the cell.

@@ -19,6 +19,13 @@ std::string WithoutTail(const PoolError& error);                     // what() w
 // are empty.
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json);
 
+// Result::Describe() with this command.
+std::string DescribeResult(const Result& result, const std::string& command);
+// What a rank reports, without what failed first: the ranks that waited for it have that, too.
+std::string ErrorOfRank(const Rank& rank, const Result& result);
+// Whether the text is on one of its checks, which say more.
+bool NamesFailedCheck(const std::string& error, const Result& result);
+
 // All throw std::runtime_error that says which member of the daemon's answer is wrong.
 Result ResultFromJson(Json json);
 Result ValidationFromJson(Json json);  // reads {"ok": true, "runs": true}, or what `run` would answer

@@ -3,11 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+
+#include <cppool/suite.h>
 
 #include "client/src/attach.h"
 #include "client/src/daemon.h"
@@ -172,9 +175,8 @@ class Pool::State {
                [](const Json& answer, const auto&) { return client::FeaturesFromJson(answer); });
   }
 
-  Result Run(protocol::RunRequest request) {
-    const milliseconds limit = AnswerLimit(request);
-    return AskResult(std::move(request), limit, client::ResultFromJson);
+  Result Run(const protocol::Operation& run) {
+    return AskResult(run, AnswerLimit(std::get<protocol::RunRequest>(run)), client::ResultFromJson);
   }
 
   Result Validate(protocol::RunRequest request) {
@@ -410,7 +412,9 @@ PoolOptions Checked(PoolOptions options) {
 
 }  // namespace
 
-Pool::Pool(PoolOptions options) : options_(Checked(std::move(options))), state_(new State(options_)) {}
+Pool::Pool(PoolOptions options)
+    : options_(std::make_shared<const PoolOptions>(Checked(std::move(options)))),
+      state_(new State(*options_)) {}
 
 Pool::~Pool() { delete &OfThisProcess(); }
 
@@ -418,7 +422,7 @@ Pool::State& Pool::OfThisProcess() const {
   static std::atomic<State*> abandoned{nullptr};  // keeps them reachable for leak checkers
   State* state = state_.load();
   while (state->process != getpid()) {
-    auto fresh = std::make_unique<State>(options_);
+    auto fresh = std::make_unique<State>(*options_);
     if (!state_.compare_exchange_strong(state, fresh.get()))
       continue;  // another thread of this child has replaced it
     state->Abandon();
@@ -431,7 +435,7 @@ Pool::State& Pool::OfThisProcess() const {
 }
 
 Result Pool::Run(const Json& params, const RunOptions& options) {
-  return OfThisProcess().Run(client::ToRequest(params, options));
+  return client::PoolAccess::RunAsItIs(*this, client::ToRequest(params, options));
 }
 
 Result Pool::Validate(const Json& params, const RunOptions& options) {
@@ -439,7 +443,19 @@ Result Pool::Validate(const Json& params, const RunOptions& options) {
 }
 
 Result client::PoolAccess::Run(Pool& pool, protocol::RunRequest request) {
-  return pool.OfThisProcess().Run(Complete(std::move(request)));
+  return RunAsItIs(pool, Complete(std::move(request)));
+}
+
+Result client::PoolAccess::RunAsItIs(Pool& pool, protocol::RunRequest request) {
+  const auto asked = std::make_shared<const Asked>(Asked{pool.options_, std::move(request)});
+  try {
+    Result result = pool.OfThisProcess().Run(asked->operation);
+    result.asked = asked;
+    return result;
+  } catch (PoolError& error) {
+    error.asked_ = asked;
+    throw;
+  }
 }
 
 Result client::PoolAccess::Validate(Pool& pool, protocol::RunRequest request) {
@@ -497,6 +513,20 @@ Pool& Pools::At(int world_size) {
     fresh->next = head;
     if (head_.compare_exchange_strong(head, fresh.get())) return fresh.release()->pool;
   }
+}
+
+Result Pools::Run(const Cell& cell, RunOptions options) {
+  options.case_name = cell.case_name;
+  return At(cell.world_size).Run(cell.params, options);
+}
+
+Pools& SharedPools() {
+  static Pools pools = [] {
+    PoolOptions options;
+    if (const char* server = std::getenv("CPPOOL_ATTACH")) options.attach = server;
+    return Pools(std::move(options));
+  }();
+  return pools;
 }
 
 void Pools::Stop() {

@@ -1,6 +1,7 @@
 // The library's parameters and options as the protocol's request.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,9 +18,16 @@ protocol::RunRequest ToRequest(const Json& params, const RunOptions& options);
 // relative to; empty: the working folder.
 protocol::RunRequest Complete(protocol::RunRequest request, const std::string& folder = "");
 
+// What a Result answers.
+struct Asked {
+  std::shared_ptr<const PoolOptions> options;
+  protocol::Operation operation;
+};
+
 // Sends requests of the protocol as they are.
 struct PoolAccess {
   static Result Run(Pool& pool, protocol::RunRequest request);
+  static Result RunAsItIs(Pool& pool, protocol::RunRequest request);
   static Result Validate(Pool& pool, protocol::RunRequest request);
   // Likewise, and returns the answer as it is. Throws PoolError.
   static Json Ask(Pool& pool, const protocol::Operation& operation);

@@ -162,6 +162,21 @@ void MakeNamesUnique(std::vector<Cell>* cells) {
     if (const int time = ++times[cell.name]; time > 1) cell.name += " #" + std::to_string(time);
 }
 
+void MakeIds(std::vector<Cell>* cells) {
+  std::set<std::string> taken;
+  for (Cell& cell : *cells) {
+    std::string id;
+    for (const char c : cell.name) {
+      if (('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9'))
+        id += c;
+      else if (c != '=' && !id.empty() && id.back() != '_')
+        id += '_';
+    }
+    cell.id = id;
+    for (int time = 2; !taken.insert(cell.id).second; ++time) cell.id = id + "_" + std::to_string(time);
+  }
+}
+
 Filter FilterFromText(const std::string& text, const std::string& option) {
   auto [key, value] = SplitAssignment(text, option);
   const bool negated = key.ends_with('!');

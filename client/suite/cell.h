@@ -1,4 +1,4 @@
-// A cell: a case with its parameters on a number of ranks. How cells are selected, changed and ordered.
+// How cells are named, selected, changed and ordered.
 #pragma once
 
 #include <cstddef>
@@ -7,21 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include <cppool/pool.h>
+#include <cppool/suite.h>
 
 namespace cppool::suite {
 
-struct Cell {
-  std::string name;               // unique in its suite: "flash:cp_1_0 bf16 bshd p2p W=2"
-  std::string suite;              // its file: "matrix", "fp8", "own", "smoke"; empty: a single case
-  std::vector<std::string> rows;  // the rows of that file that have these parameters
-  bool essential = false;
-  int world_size = 2;
-  std::string case_name = "attention";
-  Json params = Json::object();
-  // Parameters that a product of its suite varies: they are in its name.
-  std::vector<std::string> varied = {};
-};
+using cppool::Cell;
 
 // So many cells, or points of a sweep, can be run in one go: a product that is larger was hardly meant, and
 // would fill the memory.
@@ -38,6 +28,8 @@ std::string RecipeOf(const Cell& cell);
 std::vector<std::pair<std::string, std::string>> AxesOf(const Cell& cell);
 // Numbers the cells that have the name of an earlier one: "small W=2 #2".
 void MakeNamesUnique(std::vector<Cell>* cells);
+// Sets `id` of each by its name.
+void MakeIds(std::vector<Cell>* cells);
 
 // key=value, or key!=value. A key is a parameter, `world_size`, `suite`, `row`, `model`, `kernel_backend`,
 // `essential`, `name` or an axis of AxesOf. A value is text as ValueFromText reads it; in it `*` stands for

@@ -5,8 +5,10 @@
 #include <locale>
 #include <sstream>
 #include <type_traits>
+#include <variant>
 
 #include "client/src/daemon.h"
+#include "client/src/request.h"
 #include "client/src/shell.h"
 #include "client/suite/value_text.h"
 #include "protocol/run_record.h"
@@ -124,4 +126,31 @@ std::string Assignments(const PoolOptions& options) {
   return text;
 }
 
+std::string RepeatCommand(const PoolOptions& options, const protocol::RunRequest& request) {
+  std::vector<std::string> libraries;  // that may hold the case; attention is built in
+  if (request.case_name != Cell().case_name) {
+    libraries = options.case_files;
+    libraries.insert(libraries.end(), request.load.begin(), request.load.end());
+  }
+  // `cppool run` takes no string form, and refuses a library that the case is not in; which one that is only
+  // a daemon can tell.
+  if (request.from_kwargs || libraries.size() > 1 || !HasOptions(options, request))
+    return PipeCommand(options, {{std::nullopt, request}});
+  Cell cell;
+  cell.world_size = options.world_size;
+  cell.case_name = request.case_name;
+  cell.params = request.params;
+  return Assignments(options) + RepeatCommand("cppool", cell, OptionWords(options, libraries, request));
+}
+
 }  // namespace cppool::suite
+
+namespace cppool {
+
+static std::string CommandOf(const client::Asked* asked) {
+  return asked ? suite::RepeatCommand(*asked->options, std::get<protocol::RunRequest>(asked->operation)) : "";
+}
+std::string Result::Command() const { return CommandOf(asked.get()); }
+std::string PoolError::Command() const { return CommandOf(asked_.get()); }
+
+}  // namespace cppool

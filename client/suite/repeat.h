@@ -26,6 +26,9 @@ std::vector<std::string> OptionWords(const PoolOptions& pool, const std::vector<
 std::string RepeatCommand(const std::string& program, const Cell& cell,
                           const std::vector<std::string>& common, const std::string& subcommand = "run");
 
+// Returns the one that sends this request to a pool with these options.
+std::string RepeatCommand(const PoolOptions& options, const protocol::RunRequest& request);
+
 // Sends the requests to one daemon as they are, for what `cppool run` does not take.
 std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request>& requests);
 

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <ostream>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -306,3 +308,31 @@ std::vector<Cell> LoadSuite(const std::string& name_or_path) {
 }
 
 }  // namespace cppool::suite
+
+namespace cppool {
+
+std::ostream& operator<<(std::ostream& out, const Cell& cell) { return out << cell.name; }
+
+std::vector<Cell> LoadSuite(const std::string& name_or_path, const SuiteOptions& options) try {
+  if (options.max_seqlen < 0) throw std::invalid_argument("max_seqlen is 0 (as they are) or more");
+  std::vector<suite::Filter> filters;
+  for (const std::string& filter : options.filters)
+    filters.push_back(suite::FilterFromText(filter, "a filter"));
+  std::vector<Cell> suite = suite::LoadSuite(name_or_path);
+  suite::MakeIds(&suite);
+  const std::vector<Cell> selected = suite::Select(suite, filters);
+  if (selected.empty())
+    throw std::invalid_argument("no cell of the suite matches the filters: " +
+                                suite::DescribeNoMatch(suite, filters));
+  std::vector<Cell> cells;
+  for (const std::size_t index : suite::RunOrder(selected)) {
+    cells.push_back(selected[index]);
+    if (options.max_seqlen > 0)
+      suite::Shrink(&cells.back().params, options.max_seqlen, cells.back().world_size);
+  }
+  return cells;
+} catch (const suite::UsageError& error) {
+  throw std::invalid_argument(error.what());
+}
+
+}  // namespace cppool

@@ -179,6 +179,15 @@ int main(int argc, char** argv) {
   EXPECT(CPPOOL_CLIENT_OK, "| cppoold --world-size 2 --sentinel ''",
          cppool_client_command(NULL, "{\"op\": \"run\", \"kwargs\": {\"dtype\": \"bf16\"}}", &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "only a run", cppool_client_command(NULL, "{\"op\": \"hello\"}", &out));
+  EXPECT(CPPOOL_CLIENT_OK, "skipped: no\\nrepeat: sh\"",
+         cppool_client_describe("{\"answer\": {\"ok\": false, \"status\": \"skipped\", \"error\": \"no\","
+                                "\"failure\": {\"kind\": \"unsupported\", \"rank\": null, \"stage\": null, "
+                                "\"detail\": \"\"}}, \"command\": \"sh\"}",
+                                &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "an object with", cppool_client_describe("[]", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "a result is what",
+         cppool_client_describe("{\"answer\": {\"ok\": true, \"runs\": true}, \"lost\": [1]}", &out));
+  EXPECT(CPPOOL_CLIENT_INVALID, "status", cppool_client_describe("{\"answer\": {}}", &out));
   EXPECT(CPPOOL_CLIENT_OK, "mha_128 fp16 bshd p2p W=2", cppool_client_suite("{\"suite\": \"smoke\"}", &out));
   EXPECT(CPPOOL_CLIENT_INVALID, "did you mean \\\"smoke\\\"",
          cppool_client_suite("{\"suite\": \"smok\"}", &out));

@@ -128,6 +128,11 @@ cppool_client_status cppool_client_find_daemon(const char* options, char** out);
  * `request` a `run`. */
 cppool_client_status cppool_client_command(const char* options, const char* request, char** out);
 
+/* What became of a run, for people: {"text": lines, as Result::Describe() of cppool/pool.h has them}.
+ * `result` is what cppool_pool_ask gave for a `run` or `validate`; it may have a "command", which is the last
+ * line. */
+cppool_client_status cppool_client_describe(const char* result, char** out);
+
 /* The cells of a suite, in the order in which the command runs them. `selection` is {"suite": name or path,
  * "filters": list of "key=value", "max_seqlen": integer}, the last two as the options of `cppool run`; they
  * may be absent. *out is {"cells": [{"name", "suite", "rows", "essential", "world_size", "case", "params"},

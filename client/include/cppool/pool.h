@@ -7,9 +7,7 @@
 //       cppool::Pools pools;  // finds cppoold beside the program or in PATH
 //       try {
 //         cppool::Result result = pools.At(2).Run({{"cp_comm_type", "a2a"}, {"num_heads", 8}});
-//         for (const cppool::Check& check : result.checks)
-//           if (!check.ok) std::cout << check.tensor << " is off by " << check.max_abs_err << "\n";
-//         std::cout << result.status << " in " << result.wall_ms << " ms " << result.error << "\n";
+//         std::cout << result << "\n";  // result.Describe(): what failed, where, and how to run it again
 //         return result.ok() ? 0 : 1;
 //       } catch (const cppool::PoolError& error) {  // the daemon gave no answer
 //         std::cerr << error.what() << "\n";        // ends with the last lines of the daemon's stderr
@@ -49,6 +47,7 @@
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,10 +55,12 @@
 #include <vector>
 
 #include <cppool/pool_error.h>
-#include <cppool/result.h>
 #include <cppool/run_options.h>
+#include <cppool/run_result.h>
 
 namespace cppool {
+
+struct Cell;  // cppool/suite.h
 
 namespace client {
 struct PoolAccess;
@@ -117,35 +118,6 @@ struct PoolOptions {
   std::function<bool()> interrupted;
 };
 
-struct Failure {
-  std::string kind;  // "mismatch", "timeout", "out_of_memory", ...: listed in protocol/README.md
-  std::optional<int> rank;
-  std::string stage;
-  std::string detail;
-};
-
-struct Result {
-  Status status = Status::kError;
-  std::string error;               // for people; empty when passed
-  std::optional<Failure> failure;  // present when not passed
-  bool fatal = false;              // the daemon ended with this answer; the next call spawns another
-  std::vector<Rank> ranks;
-  std::vector<Check> checks;
-  std::vector<std::pair<std::string, double>> tflops;  // per GPU, by stage
-  double wall_ms = 0;
-  std::optional<std::uint64_t> seed;
-  std::string stopped;  // with `sampling`, what ended it: "precision", "max_ms" or "repeat" (`most`)
-  std::vector<std::string> warnings;  // for people: that nothing was compared, for example
-  Leaks leaks;
-  int attempts = 1;               // daemons that were sent the request, this one included
-  std::vector<LostAttempt> lost;  // the others, in order: each died or broke the protocol
-  // "flaky (passed at attempt 2)" when others were lost: it ended differently in two daemons. Else empty.
-  std::string flaky;
-  Json json;  // the whole answer
-
-  bool ok() const { return status == Status::kPassed; }
-};
-
 // One daemon, spawned by the first call, and by the first call after it has ended. Calls of several threads
 // take turns. In a forked child a Pool does not touch the parent's daemon and spawns its own.
 class Pool {
@@ -191,14 +163,14 @@ class Pool {
   // on_stderr has then been given; waits at most 0.5 s for them, and for a call in progress as Stop does.
   std::string StderrTail() const;
 
-  const PoolOptions& options() const { return options_; }
+  const PoolOptions& options() const { return *options_; }
 
  private:
   friend struct client::PoolAccess;
   class State;
   State& OfThisProcess() const;
 
-  PoolOptions options_;
+  std::shared_ptr<const PoolOptions> options_;  // shared with Results
   mutable std::atomic<State*>
       state_;  // belongs to the process that used it last; a forked child makes its own
 };
@@ -212,6 +184,8 @@ class Pools {
   Pools& operator=(const Pools&) = delete;
 
   Pool& At(int world_size);  // lives as long as the Pools
+  // As At(cell.world_size).Run, with the cell's case and parameters.
+  Result Run(const Cell& cell, RunOptions options = {});
   void Stop();
 
  private:
@@ -219,6 +193,10 @@ class Pools {
   PoolOptions options_;
   std::atomic<Node*> head_{nullptr};  // a list that only grows, so that no lock can be held during a fork
 };
+
+// Pools of this process with the default options, and the server at $CPPOOL_ATTACH where that is set. Their
+// daemons, but for a server's, end with the process.
+Pools& SharedPools();
 
 // Returns the program that a Pool with these options spawns; empty: not found.
 std::string FindDaemon(const PoolOptions& options);

@@ -1,6 +1,7 @@
 // What a call of a Pool throws when the daemon gives no answer.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,11 @@
 #include <cppool/daemon_end.h>
 
 namespace cppool {
+
+namespace client {
+struct Asked;
+struct PoolAccess;
+}  // namespace client
 
 enum class PoolErrorKind {
   kStart,        // the daemon could not be spawned, or did not answer `hello` correctly in time
@@ -52,8 +58,11 @@ class PoolError : public std::runtime_error {
   const std::vector<LostAttempt>& lost() const { return lost_; }
   // "flaky (timeout at attempt 2)" when the request ended differently in two of the daemons. Else empty.
   std::string flaky() const;
+  // The shell command that does the same again; empty for an error that is not of Run.
+  std::string Command() const;
 
  private:
+  friend struct client::PoolAccess;
   Kind kind_;
   std::string stderr_tail_;
   int attempts_;
@@ -61,6 +70,7 @@ class PoolError : public std::runtime_error {
   std::string diagnosis_;
   std::optional<Crash> crash_;
   std::vector<LostAttempt> lost_;
+  std::shared_ptr<const client::Asked> asked_;
 };
 std::string_view ToString(PoolError::Kind kind);  // "start", "died", "timeout", "protocol", "interrupted",
                                                   // "queue"

@@ -4,6 +4,8 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
+from ._library import call, text_of
+
 
 class Check(NamedTuple):
     """One compared tensor of one rank. Numbers that are not finite are NaN."""
@@ -194,34 +196,9 @@ class Result:
     def describe(self) -> str:
         """Status, error, lost attempts, warnings, the checks that do not hold, the times of the stages if it passed, the ranks that failed
         and the command that repeats it, as text."""
-        lines = [f"{self.status}: {self.error}" if self.error else self.status]
-        lines += [f"  {line}" for line in attempts(self.flaky, self.lost)]
-        lines += [f"  warning: {warning}" for warning in self.warnings]
-        checks = self.checks
-        bad = [check for check in checks if not check.ok]
-
-        def table(*rows: list[str]) -> None:
-            widths = [max(map(len, column)) for column in zip(*rows)]
-            lines.extend("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
-
-        if bad:
-            located = _LOCATED if any(c.worst or c.bad is not None for c in bad) else []
-            table(["tensor", "against", "rank", "max_abs_err", "rel_err", "tolerance", *located],
-                  *([c.tensor, c.against, str(c.rank), _short(c.max_abs_err), _short(c.rel_err), _short(c.tolerance), *(_located(c) if located else [])]
-                    for c in bad))
-        if checks:
-            lines.append(f"  {len(checks) - len(bad)} of {len(checks)} checks hold")
-        if self.ok and self.stages:
-            table(*self._stage_rows())
-        culprit = self.failure.rank if self.failure else None
-        for rank in self.ranks:
-            lines += [f"  {line}" for line in rank.traceback.splitlines()] if rank.rank == culprit else []
-            lines += [f"  rank {rank.rank}: {rank.error}"] if rank.error and rank.error not in self.error else []
-            lines += [f"  rank {rank.rank} wrote: {line}" for line in rank.output.splitlines()[-20:]] if rank.rank == culprit else []
-        lines += [f"  ranks replaced: {self.replaced}"] if self.replaced and self.ok else []
-        if self.command:
-            lines.append(f"repeat: {self.command}")
-        return "\n".join(lines)
+        lost = [{"kind": attempt.kind, "error": attempt.error} for attempt in self.lost]
+        result = {"answer": self.json, "flaky": self.flaky, "lost": lost, "command": self.command}
+        return str(call("cppool_client_describe", text_of(result, "the result"))["text"])
 
     def __repr__(self) -> str:
         return f"<cppool.Result {self.status} in {self.wall_ms:.1f} ms{': ' + self.error if self.error else ''}{', ' + self.flaky if self.flaky else ''}>"

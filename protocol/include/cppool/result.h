@@ -20,13 +20,14 @@ enum class Status { kPassed, kFailed, kSkipped, kError };
 std::string_view ToString(Status status);  // "passed", ...
 std::ostream& operator<<(std::ostream& out, Status status);
 
-// One compared tensor of one rank.
 // The element of a checked tensor that is furthest off.
 struct Worst {
   Json index;  // {"sequence": 0, "token": 17, "head": 3, "dim": 5}; of a case's own tensor also [17, 5]
   double got = 0, wanted = 0;
 };
+std::string DescribeIndex(const Json& index);  // "head 3, token 17"
 
+// One compared tensor of one rank.
 struct Check {
   std::string tensor;   // "out", "dq", ...
   std::string against;  // "no_cp", "oracle", ...

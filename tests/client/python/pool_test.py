@@ -478,7 +478,7 @@ def test_exported_symbols():
     library = os.path.join(BUILD, "lib", "libcppool_client.so")
     symbols = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], stdout=subprocess.PIPE, text=True, check=True)
     names = {line.split()[0] for line in symbols.stdout.splitlines()}
-    assert names == {"cppool_client_" + name for name in ("command", "find_daemon", "free", "suite", "version")} | {
+    assert names == {"cppool_client_" + name for name in ("command", "describe", "find_daemon", "free", "suite", "version")} | {
         "cppool_pool_" + name for name in ("ask", "cancel", "compile", "create", "free", "interrupt", "status", "stderr_tail", "stop")}
 
 
