@@ -1,29 +1,16 @@
 // A harness with GoogleTest.
 #include <cppool/pool.h>
+#include <cppool/suite.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+// Each cell of a suite is a test of its own.
+class Attention : public testing::TestWithParam<cppool::Cell> {};
 
-cppool::Pools& ThePools() {
-  static cppool::Pools pools = [] {
-    cppool::PoolOptions options;
-    // The daemons of `cppool serve`, which stay; without them, its own live as long as the process.
-    if (const char* server = std::getenv("CPPOOL_ATTACH")) options.attach = server;
-    return cppool::Pools(options);
-  }();
-  return pools;
-}
-
-class RingAttention : public testing::TestWithParam<int> {};  // the parameter is the world size
-
-TEST_P(RingAttention, GroupedHeads) {
-  const cppool::Result result =
-      ThePools().At(GetParam()).Run({{"cp_comm_type", "p2p"}, {"num_gqa_groups", 2}});
+TEST_P(Attention, Holds) {
+  const cppool::Result result = cppool::SharedPools().Run(GetParam());
   if (result.status == cppool::Status::kSkipped) GTEST_SKIP() << result.error;
-  for (const cppool::Check& check : result.checks)
-    EXPECT_TRUE(check.ok) << check.tensor << " of rank " << check.rank << " against " << check.against << ": "
-                          << check.max_abs_err;
-  EXPECT_TRUE(result.ok()) << result.error;
+  EXPECT_TRUE(result) << result;  // the checks that do not hold, and the command that repeats it
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSizes, RingAttention, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(Smoke, Attention, testing::ValuesIn(cppool::LoadSuite("smoke", {.max_seqlen = 128})),
+                         [](const auto& cell) { return cell.param.id; });

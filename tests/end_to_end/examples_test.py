@@ -51,58 +51,96 @@ class Examples(unittest.TestCase):
         return build
 
     def harness(self, name, framework):
-        """The output of a test program, or None where CMake has not found its framework."""
-        build = self.build("client")
-        program = os.path.join(build, name)
+        """A test program; the test is skipped where CMake has not found its framework."""
+        program = os.path.join(self.build("client"), name)
         if not os.path.exists(program):
             print(f"skipped: {name}: CMake finds no {framework}", flush=True)
-            return None
-        return self.run_command(program)
+            self.skipTest(f"CMake finds no {framework}")
+        return program
+
+    def with_wrong_kernels(self, program):
+        """The output of a test program, which fails, on a daemon whose kernels store what they have computed 1.5 times too large."""
+        kernels = os.path.join(self.folder.name, "wrong.so")
+        if not os.path.exists(kernels):
+            with open(self.example("kernels/naive.c"), encoding="utf-8") as file:
+                source, planted = re.subn(r"(uint32_t bits;\n)(  memcpy\(&bits, &value)", r"\1  value *= 1.5f;\n\2", file.read())
+            self.assertEqual(planted, 1)
+            with open(kernels + ".c", "w", encoding="utf-8") as file:
+                file.write(source)
+            self.run_command("cc", "-shared", "-fPIC", "-O2", "-I", os.path.join(self.prefix, "include"), kernels + ".c", "-o", kernels, "-lm")
+        daemon = os.path.join(self.folder.name, "wrong_daemon")
+        with open(daemon, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nexec "{self.prefix}/bin/cppoold" --kernels "{kernels}" "$@"\n')
+        os.chmod(daemon, 0o755)
+        done = subprocess.run(program, env={**os.environ, "CPPOOL_DAEMON": daemon}, stdout=subprocess.PIPE, text=True, check=False)
+        self.assertGreater(done.returncode, 0, done.stdout)
+        return done.stdout
+
+    def assert_describes(self, text):
+        """That a failure shows the result: the checks that do not hold, and the command that repeats it."""
+        self.assertRegex(text, r"tensor +against +rank +max_abs_err +rel_err +tolerance +worst at +got +wanted +bad +where\n")
+        self.assertRegex(text, r"\n *out +oracle +0 .* token ")
+        self.assertRegex(text, r"\n *repeat: cppool run --world-size 2 .*--param cp_comm_type=")
 
     def test_program(self):
         build = self.build("client")
-        self.assertEqual(self.run_command(os.path.join(build, "program")), "2 ranks: passed \n4 ranks: passed \n")
+        self.assertEqual(self.run_command(os.path.join(build, "program")), "2 ranks: passed\n4 ranks: passed\n")
 
     def test_own_daemon(self):
         """A program finds the cppoold of the prefix that it was built with, which has been moved from the configured one."""
         done = subprocess.run([os.path.join(self.build("client"), "program")], env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True,
                               check=False)
-        self.assertEqual(done.stdout, "2 ranks: passed \n4 ranks: passed \n")
+        self.assertEqual(done.stdout, "2 ranks: passed\n4 ranks: passed\n")
+
+    def test_program_that_fails(self):
+        out = self.with_wrong_kernels([os.path.join(self.build("client"), "program")])
+        self.assertTrue(out.startswith("2 ranks: failed\n"), out)
+        self.assertIn("\n  dk      oracle   ", out)
 
     def test_catch2(self):
-        out = self.harness("catch2_test", "Catch2 2")
-        if out is not None:
-            self.assertRegex(out, r"All tests passed \(\d\d+ assertions in 1 test case\)")
+        program = self.harness("catch2_test", "Catch2 2")
+        self.assertRegex(self.run_command(program), r"All tests passed \(\d+ assertions in 2 test cases\)")
+        self.assert_describes(self.with_wrong_kernels([program, "ring*"]))
 
     def test_googletest(self):
-        out = self.harness("googletest_test", "GoogleTest")
-        if out is not None:
-            self.assertRegex(out, r"\[  PASSED  \] 2 tests")
-            self.assertNotIn("SKIPPED", out)
+        program = self.harness("googletest_test", "GoogleTest")
+        out = self.run_command(program)
+        self.assertRegex(out, r"\[  PASSED  \] 20 tests")
+        self.assertNotIn("SKIPPED", out)
+        out = self.with_wrong_kernels([program, "--gtest_filter=*mqa_256_bf16_bshd_p2p_W2"])
+        self.assert_describes(out)
+        self.assertIn("GetParam() = mqa_256 bf16 bshd p2p W=2", out)
 
-    def test_ctest_on_a_warm_pool(self):
-        """The tests that ctest discovers, each in a process of its own, use the daemons of one server."""
+    def test_ctest_on_warm_pools(self):
+        """The tests that ctest discovers, each in a process of its own, use the daemons of the one server that ctest starts and ends."""
         build = self.build("client")
-        if not any(os.path.exists(os.path.join(build, name)) for name in ("catch2_test", "googletest_test")):
+        names = [name for name in ("catch2_test", "googletest_test") if os.path.exists(os.path.join(build, name))]
+        if not names:
             self.skipTest("CMake finds neither Catch2 2 nor GoogleTest")
-        with tempfile.TemporaryDirectory() as folder:
-            socket = os.path.join(folder, "socket")
-            command = [os.path.join(self.prefix, "bin/cppool"), "serve", "--socket", socket]
-            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-                try:
-                    self.assertIn("serves at", server.stderr.readline())
 
-                    def daemons():
-                        out = self.run_command("ctest", "--test-dir", build, "--output-on-failure", environment={"CPPOOL_ATTACH": socket})
-                        self.assertIn("100% tests passed", out)
-                        pools = json.loads(self.run_command("cppool", "ps", "--json", "--socket", socket))["pools"]
-                        return sorted((pool["world_size"], pool["pid"]) for pool in pools)
+        def ctest(*options):
+            out = self.run_command("ctest", "--test-dir", build, "--output-on-failure", *options)
+            self.assertIn("100% tests passed", out)
+            return out
 
-                    first = daemons()
-                    self.assertEqual([world_size for world_size, _ in first], [2, 4])
-                    self.assertEqual(daemons(), first)
-                finally:
-                    server.terminate()
+        def pools():
+            out = self.run_command("cppool", "ps", "--json", "--socket", os.path.join(build, "cppool.sock"))
+            return sorted((pool["world_size"], pool["pid"]) for pool in json.loads(out)["pools"])
+
+        ctest("-FC", "pools", "-E", "pools_end")  # the server stays
+        first = pools()
+        self.assertEqual([world_size for world_size, _ in first], [2, 4])
+        ctest("-FA", "pools", "-E", "pools_")
+        self.assertEqual(pools(), first)
+        ctest("-R", "pools_end")
+        out = ctest("-j", "2", "--output-junit", "report.xml")
+        self.assertRegex(out, r"tests failed out of 2[0-9]" if "googletest_test" in names else "tests failed out of 4")
+        with self.assertRaisesRegex(AssertionError, "there is no server"):
+            pools()
+        with open(os.path.join(build, "report.xml"), encoding="utf-8") as file:
+            report = file.read()
+        if "googletest_test" in names:
+            self.assertIn('name="Smoke/Attention.Holds/mha_128_fp16_bshd_p2p_W2"', report)
 
     def test_pkg_config(self):
         """Both libraries without CMake, moved with their prefix."""
