@@ -27,7 +27,7 @@ function showRatios(title, rows, dims, of, verdict, name) {
   const reach = Math.max(Math.log(1.02), ...lines.flatMap(({ratio}) => [ratio.low, ratio.high].filter((end) => end > 0).map((end) => Math.abs(Math.log(end)))));
   const colour = (said) => said == "slower" ? "var(--bad)" : said == "faster" ? "#1a8f4c" : colours[0];
   return [el("h3", {}, title), table([...dims, "stage", "ratio of times [95 % interval]", `${fixed(Math.exp(-reach), 2)} \u2026 1 \u2026 ${fixed(Math.exp(reach), 2)}`, ""],
-    lines.map(({row, stage, ratio}) => [...dims.map((dim) => valueOf(row, dim)), stage, withInterval(ratio), intervalBar(ratio, reach, colour(verdict(row))), el("span", {class: "verdict " + verdict(row)}, verdict(row))]), {class: name})];
+    lines.map(({row, stage, ratio}) => [...dims.map((dim) => valueOf(row, dim)), stage, withInterval(ratio), intervalBar(ratio, reach, colour(verdict(row))), el("span", {class: "verdict is-" + verdict(row)}, verdict(row))]), {class: name})];
 }
 
 function showRows(rows, dims, stages) {
@@ -37,7 +37,7 @@ function showRows(rows, dims, stages) {
     const exposed = stages.reduce((sum, stage) => sum + (stageOf(row, stage).exposed_ms ?? NaN), 0) / measured.together?.ms;
     const figures = stages.flatMap((stage) => { const {ms, precision, tflops} = stageOf(row, stage); return [fixed(ms) + (finite(precision) ? ` \u00b1 ${percent(precision)}` : ""), fixed(tflops)]; });
     const samples = Math.max(...stages.map((stage) => stageOf(row, stage).samples ?? 0)) + (measured.precise ? "" : " !");
-    const line = el("tr", {}, begin, measured.error ? el("td", {colspan: columns.length - dims.length, class: measured.skipped ? "dim" : "failed"}, (measured.skipped ? "skipped: " : "failed: ") + measured.error)
+    const line = el("tr", {}, begin, measured.error ? el("td", {colspan: columns.length - dims.length, class: measured.skipped ? "dim" : "is-failed"}, (measured.skipped ? "skipped: " : "failed: ") + measured.error)
       : [...figures, percent(row.efficiency?.together), percent(exposed), errors.length ? fixed(Math.max(...errors), 2) : "\u2013", samples].map((value) => el("td", {class: "n"}, value)));
     const command = el("tr", {class: "command"}, el("td", {colspan: columns.length}, el("pre", {class: "repeat"}, row.command ?? "no command is known")));
     line.addEventListener("click", () => command.parentNode ? command.remove() : line.after(command));
@@ -91,7 +91,8 @@ function showCurves(rows, dims, stages, place) {
       const rated = of.some((row) => finite(stageOf(row, stage).tflops));
       curves(place, stage + behind, rated ? "TFLOP/s per GPU" : "ms", along, of, lines, (row) => {
         const {ms, tflops, precision} = stageOf(row, stage);
-        return rated ? {y: tflops, low: tflops / (1 + precision), high: tflops / (1 - precision)} : {y: ms, low: ms * (1 - precision), high: ms * (1 + precision)};
+        const [y, low, high] = rated ? [tflops, tflops / (1 + precision), tflops / (1 - precision)] : [ms, ms * (1 - precision), ms * (1 + precision)];
+        return finite(precision) && precision < 1 ? {y, low, high} : {y};  // few samples have no interval
       });
     }
     if (of.some((row) => row.world_size > 1)) curves(place, "efficiency" + behind, "% of one GPU's rate", along, of, lines, (row) => ({y: finite(row.efficiency?.together) ? 100 * row.efficiency.together : null}));

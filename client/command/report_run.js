@@ -61,7 +61,7 @@ function showCell(cell) {
                  ...Object.entries(answer.tflops || {}).map(([stage, rate]) => `${stage} ${fixed(rate)} TFLOP/s`)].filter(Boolean);
   const block = (title, lines, name) => lines.length ? [el("h4", {}, title), lines.map((line) => el("pre", {class: name}, line))] : null;
   return [
-    el("h3", {class: "name"}, cell.name), el("div", {}, el("span", {class: "verdict " + cell.status}, cell.status), " ", el("span", {class: "dim"}, facts.join(", "))),
+    el("h3", {class: "name"}, cell.name), el("div", {}, el("span", {class: "verdict is-" + cell.status}, cell.status), " ", el("span", {class: "dim"}, facts.join(", "))),
     block(cell.status == "skipped" ? "Reason" : "Error", cell.error ? [cell.error] : [], "error"),
     block("Flaky", [...(cell.flaky ? [cell.flaky] : []), ...(cell.lost || []).map((lost, i) => `attempt ${i + 1}: ${lost.error}`)], "flaky-text"),
     block("Once more", cell.again ? [[cell.again.status ?? "not run", cell.again.folder && "in " + cell.again.folder, cell.again.note].filter(Boolean).join("; ")] : [], "again"),
