@@ -201,3 +201,8 @@ void Besiege(std::chrono::milliseconds time) {
 TEST_CASE("ten clients with faults get their own answers, for three seconds") { Besiege(3s); }
 
 TEST_CASE("ten clients with faults get their own answers, for a minute", "[long]") { Besiege(60s); }
+
+// By hand: client_siege_test "[ten minutes]"
+TEST_CASE("ten clients with faults get their own answers, for ten minutes", "[.][ten minutes]") {
+  Besiege(600s);
+}

@@ -330,3 +330,40 @@ def test_many_cases_leave_nothing(pool):
     after = pool.stats()
     assert (after["threads"], after["fds"]) == (before["threads"], before["fds"])
     assert after["resident_bytes"] < before["resident_bytes"] + (4 << 20)
+
+
+def held_by(pid):
+    """Descriptors, threads and resident memory in KiB."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        status = dict(line.split(":", 1) for line in file)
+    return len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), int(status["VmRSS"].split()[0])
+
+
+def test_two_thousand_cases_with_faults(pool, tmp_path):
+    kinds = ["exception", "assertion", "exit", "_exit", "abort", "segmentation fault", "orphan", "setsid orphan", "thread"]
+    daemon = pool.hello()["pid"]
+    server, = [pid for pid in children_of(daemon) if "_ranks" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def run(cases):
+        wrong, faults = [], 0
+        for number in range(cases):
+            if number % 20 == 7:
+                kind = kinds[faults % len(kinds)]
+                faults += 1
+                folder = tmp_path / str(number % 1000 + cases)
+                folder.mkdir(exist_ok=True)
+                result = pool.call(function("fault"), {"folder": str(folder), "kind": kind}, verdict=False)
+                if result.ok != (kind in ("orphan", "setsid orphan", "thread")) or not (result.ok or result.failure.rank == 1):
+                    wrong.append(f"{kind}: {result.describe()}")
+            elif (result := pool.call(function("takes_no_world"), {"a": number})).ranks[0].extra.get("value") != number + 2:
+                wrong.append(result.describe())
+        return wrong, faults
+
+    assert run(200) == ([], 10)
+    before = held_by(daemon), held_by(server)
+    assert run(1800) == ([], 90)
+    after = held_by(daemon), held_by(server)
+    print(before, after)
+    for then, now in zip(before, after):
+        assert now[:2] == then[:2] and now[2] < then[2] + 4096
+    assert pool.hello()["pid"] == daemon and len(children_of(server)) == 2
