@@ -301,7 +301,7 @@ class Soak {
   std::string Describe(const Cell& cell, const Json& params) const {
     Cell asked = cell;
     asked.params = params;
-    return RepeatCommand("cppool", asked, {"--backend", options_.pool.backend});
+    return cppool::suite::RepeatCommand("cppool", asked, {"--backend", options_.pool.backend});
   }
 
   void TakeReadings() {

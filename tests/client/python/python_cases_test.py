@@ -122,7 +122,7 @@ def test_the_cause_comes_first(pools, tmp_path, size, kind, status, failure, tex
     assert (result.status, result.failure.kind, result.failure.rank) == (status, failure, size - 1), result.describe()
     assert text in result.error and result.failure.stage == "fault" and result.replaced
     for rank in result.ranks[:-1]:
-        assert "second" in rank.error and "ranks_cases.py" in rank.extra["stack"][0]
+        assert "second" in rank.error and any("ranks_cases.py" in frame for frame in rank.extra["stack"])
     assert bool(result.ranks[-1].traceback) == (kind != "_exit"), "a traceback, or faulthandler's text"
     assert pools.call(function("passes"), world_size=size).ok
 
