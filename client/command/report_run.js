@@ -56,7 +56,7 @@ function showChecks(checks, name) {
 
 function showCell(cell) {
   const answer = cell.answer || {}, checks = answer.checks || [];
-  const failing = checks.filter((check) => !check.ok), holding = checks.filter((check) => check.ok);
+  const failing = checks.filter((check) => !check.ok), holding = checks.filter((check) => check.ok).sort((a, b) => (b.against == "oracle") - (a.against == "oracle"));
   const facts = [finite(cell.seconds) && fixed(cell.seconds) + " s", cell.attempts > 1 && cell.attempts + " attempts", answer.kernels?.name && "kernels " + answer.kernels.name,
                  ...Object.entries(answer.tflops || {}).map(([stage, rate]) => `${stage} ${fixed(rate)} TFLOP/s`)].filter(Boolean);
   const block = (title, lines, name) => lines.length ? [el("h4", {}, title), lines.map((line) => el("pre", {class: name}, line))] : null;
@@ -92,7 +92,8 @@ function showRun(part) {
     const button = el("button", {class: "cell", "data-status": cell.status, "data-name": cell.name, style: `--heat: ${Math.round(100 * heat)}%`,
       title: `${cell.name}: ${cell.status}${cell.status == "skipped" ? ", " + cell.error : ratio == null ? "" : ", ratio " + fixed(ratio, 2)}`}, signs[cell.status] || (ratio == null ? "\u2713" : ratio.toFixed(1)));
     button.addEventListener("click", () => choose(button, cell));
-    if (!worst && ["failed", "error", "flaky"].includes(cell.status)) worst = [button, cell];
+    const weight = ["flaky", "error", "failed"].indexOf(cell.status) + 1;
+    if (weight > (worst?.weight ?? 0)) worst = {weight, button, cell};
     if (!rows.has(rowOf(cell))) rows.set(rowOf(cell), new Map());
     const fields = rows.get(rowOf(cell)), key = scheduleOf(cell) + " " + cell.world_size;
     fields.set(key, [...(fields.get(key) || []), button]);
@@ -114,7 +115,7 @@ function showRun(part) {
     return count || status == "passed" || status == "failed" ? button : null;
   });
   const reasons = unique(cells.filter((cell) => cell.status == "skipped").map((cell) => cell.error));
-  if (worst) choose(...worst);
+  if (worst) choose(worst.button, worst.cell);
   return [el("div", {class: "bar"}, counts, search, el("span", {class: "dim"}, "error, as a multiple of plain attention's: 1"), el("span", {class: "scale"}), el("span", {class: "dim"}, "4")),
           el("div", {class: "matrix"}, el("div", {class: "scroll"}, el("table", {class: "grid"}, el("thead", {}, head), el("tbody", {}, body))), detail),
           reasons.length ? [el("h3", {}, "Skipped"), table(["#cells", "reason"], reasons.map((reason) => [cells.filter((cell) => cell.error == reason && cell.status == "skipped").length, reason]), {class: "reasons"})] : null];

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """A headless Chromium for tests of pages, over the pipe of its DevTools protocol: no driver, no port, no network.
 
     browser.py PAGE PICTURE.png [WIDTH [HEIGHT]]    takes a picture of a page
