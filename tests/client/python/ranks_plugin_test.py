@@ -122,3 +122,42 @@ def test_wrong_marks(tmp_path, mark, error):
 
 def test_wrong_world_size(tmp_path):
     assert "--cppool-ranks is a world size" in run(tmp_path, "--cppool-ranks", "0")[1]
+
+
+TORCHRUN_TESTS = """
+import os, subprocess
+
+def torchrun(*words):
+    return subprocess.run(["torchrun", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+
+def run(tmp_path, text):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return torchrun("--preload=", "--nproc-per-node=2", str(script), "word")
+
+TEXT = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.getppid(), sys.argv[1])"
+
+def test_script(tmp_path):
+    ran = run(tmp_path, TEXT)
+    lines = sorted(line.split() for line in ran.stdout.splitlines())
+    assert ran.returncode == 0 and [line[:2] + line[3:] for line in lines] == [["0", "2", "word"], ["1", "2", "word"]], ran.stdout
+    assert lines == sorted(line.split() for line in run(tmp_path, TEXT).stdout.splitlines())  # of the same fork server
+    with open(os.environ["SEEN"], "a") as seen:
+        seen.write(os.environ["CPPOOL_ATTACH"] + "\\n")
+
+def test_failure(tmp_path):
+    ran = run(tmp_path, "import os; assert os.environ['RANK'] == '0'")
+    assert ran.returncode == 1 and "assert os.environ['RANK'] == '0'" in ran.stdout
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchrun(tmp_path, workers):
+    (tmp_path / "test_torchrun.py").write_text(TORCHRUN_TESTS)
+    environment = {**os.environ, "SEEN": str(tmp_path / "seen")}
+    environment.pop("CPPOOL_ATTACH", None)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "cppool.torchrun", *(["-n", str(workers)] if workers else []), str(tmp_path)],
+                          env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+    attached, = set((tmp_path / "seen").read_text().split())
+    assert not os.path.exists(attached) and not os.path.exists(os.path.dirname(attached))
