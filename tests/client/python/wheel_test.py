@@ -56,7 +56,8 @@ def test_tag_and_content(wheel):
                 "cppool/include/cppool/client.h", "cppool/include/cppool/pool.h", "cppool/pytest_plugin.py", "cppool/py.typed",
                 "cppool/share/cppool/_ranks/__main__.py", "cppool/share/cppool/_ranks/rank.py"} <= names
         assert ("cppool/lib/libcppool_cuda.so" in names) == os.path.exists(os.path.join(BUILD, "lib", "libcppool_cuda.so"))
-        plugins = {"cppool/pytest_plugin.py", "cppool/_pytest_ranks.py", "cppool/torch_testing.py", "cppool/deepspeed.py"}
+        plugins = {"cppool/pytest_plugin.py", "cppool/_pytest_ranks.py", "cppool/torch_testing.py", "cppool/deepspeed.py",
+                   "cppool/torchrun.py"}
         assert plugins <= names and not any("test" in name and name not in plugins and "/examples/" not in name for name in names)
         assert {"cppool/share/doc/cppool/copyright", "cppool/share/doc/cppool/client/README.md"} <= names
         (notices,) = (name for name in names if name.endswith(".dist-info/copyright"))
