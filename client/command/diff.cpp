@@ -46,6 +46,19 @@ struct Difference {
   Map map;
 };
 
+// Returns the axes of a tensor in the words of a failed check: a tensor with queries and keys (dbias) keeps
+// them apart.
+std::vector<std::string> WordsOf(std::vector<std::string> axes) {
+  const auto has = [&](const char* axis) { return std::find(axes.begin(), axes.end(), axis) != axes.end(); };
+  const bool both = has("query") && has("key");
+  for (std::string& axis : axes) {
+    if (axis == "batch") axis = "sequence";
+    if (axis == "kv_head") axis = "head";
+    if (!both && (axis == "query" || axis == "key")) axis = "token";
+  }
+  return axes;
+}
+
 // Compares `count` elements a time, so that a tensor of any size fits.
 constexpr std::int64_t kChunk = 1 << 18;
 
@@ -91,6 +104,7 @@ class Folder {
     check.against = against;
     const Json of_tensor = index_.value("tolerances", Json::object()).value(tensor, Json::object());
     check.tolerance = of_tensor.value(against, 0.0);
+    const std::vector<std::string> words = WordsOf(axes);
     // The picture's axes: heads, or what else there is, over tokens.
     const auto axis = [&](std::initializer_list<const char*> names) {
       for (const char* name : names) {
@@ -129,7 +143,7 @@ class Folder {
           if (error > worst) {
             worst = error;
             check.worst = Worst{Json::object(), x, y};
-            for (std::size_t at = 0; at < axes.size(); ++at) check.worst->index[axes[at]] = index[at];
+            for (std::size_t at = 0; at < axes.size(); ++at) check.worst->index[words[at]] = index[at];
           }
           if (std::isfinite(error)) {
             sum_err += error * error;

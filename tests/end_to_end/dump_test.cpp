@@ -192,7 +192,7 @@ TEST_CASE("diff finds the element of a dump that is off, and draws the errors") 
   const Child off = diff();
   INFO(off.output);
   CHECK(off.exit_code == 1);
-  CHECK(Has(off.output, "worst at batch 1, head 3, query 17, dim 5: got "));
+  CHECK(Has(off.output, "worst at sequence 1, head 3, token 17, dim 5: got "));
   CHECK(Has(off.output, "; 1 element is out\n"));
   CHECK(Has(ReadFile(dump / "diff.svg"), "rgb(255"));
 
