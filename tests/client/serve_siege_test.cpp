@@ -203,6 +203,4 @@ TEST_CASE("ten clients with faults get their own answers, for three seconds") { 
 TEST_CASE("ten clients with faults get their own answers, for a minute", "[long]") { Besiege(60s); }
 
 // By hand: client_serve_test "*ten minutes"
-TEST_CASE("ten clients with faults get their own answers, for ten minutes", "[.]") {
-  Besiege(600s);
-}
+TEST_CASE("ten clients with faults get their own answers, for ten minutes", "[.]") { Besiege(600s); }
