@@ -156,6 +156,14 @@ Json ProcessRanks::Memory() {
 
 void ProcessRanks::Replace() { ready_ = false; }
 
+std::string ProcessRanks::DescribeBefore() const {
+  std::string text =
+      before_.count == 1 ? before_.last : std::to_string(before_.count) + " cases, last " + before_.last;
+  if (before_.changes.is_object() && !before_.changes.empty())
+    text += ", which changed " + Listed(before_.changes);
+  return text;
+}
+
 void ProcessRanks::Ensure(Clock::time_point until) {
   if (ready_ &&
       std::all_of(world_.ranks.begin(), world_.ranks.end(), [](const auto& rank) { return !rank->End(); }))
@@ -174,7 +182,7 @@ void ProcessRanks::Ensure(Clock::time_point until) {
     throw Refusal(error.kind(), std::string("no fresh ranks: ") + error.what());
   }
   ready_ = true;
-  used_ = false;
+  before_ = {};
 }
 
 void ProcessRanks::WhileIdle() {
@@ -207,12 +215,17 @@ ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& in
   RunResult& result = once.result = run->Execute(traced ? &traced->host : nullptr, until);
   if (traced) run->SaveTrace(*traced, result);
   under_way_.OnRanks(nullptr);
-  used_ = used_ || runner->begun();
+  if (runner->begun()) {
+    ++before_.count;
+    before_.last = prepared->registered.name;
+  }
   for (const RankReport& report : run->Reports()) {
     if (once.reload.empty()) once.reload = report.replace;
     Merge(result.differed, report.differed);
     Merge(result.left, report.left);
   }
+  Merge(before_.changes, result.differed);
+  Merge(before_.changes, result.left);
   const bool passed = result.status == Status::kPassed || result.status == Status::kSkipped;
   const bool by_check =
       result.status == Status::kFailed &&
@@ -250,12 +263,13 @@ RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const
   for (const auto& rank : world_.ranks)
     if (const auto end = rank->End(); end && ready_)
       replaced = "before the case, rank " + std::to_string(rank->rank()) + " " + *end;
-  if (request.fresh && used_) {
+  if (request.fresh && before_.count > 0) {
     replaced = "fresh ranks were asked for";
     Replace();
   }
   Ensure(until);
-  bool used = used_;
+  bool used = before_.count > 0;
+  std::string before = DescribeBefore();
   Once once = RunOnce(incoming, prepared, tag, until, trace);
   if (!once.reload.empty()) {
     replaced = once.reload;
@@ -279,7 +293,7 @@ RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const
       protocol::Failure& failure = *once.result.failure;
       failure.kind = FailureKind::kPolluted;
       once.result.status = Status::kFailed;
-      once.result.error += " (polluted: it passes on fresh ranks; these had run other cases)";
+      once.result.error += " (polluted: it passes on fresh ranks; these had run " + before + ")";
       failure.detail += " (polluted: it passes on fresh ranks)";
     } else {
       once = std::move(again);

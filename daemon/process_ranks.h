@@ -56,7 +56,8 @@ class ProcessRanks : public Ranks {
   };
   // Ranks that run no case now, where there are none. Throws Refusal.
   void Ensure(Clock::time_point until);
-  void Replace();  // the next Ensure does it
+  void Replace();                      // the next Ensure does it
+  std::string DescribeBefore() const;  // for people
   Once RunOnce(const protocol::RequestQueue::Entry& request, std::shared_ptr<const PreparedRun> prepared,
                const std::string& tag, Clock::time_point until, const RunTrace* trace);
 
@@ -66,7 +67,12 @@ class ProcessRanks : public Ranks {
   std::shared_ptr<ForkServer> server_;
   ForkServer::World world_;
   bool ready_ = false;  // `world_` can run a case
-  bool used_ = false;   // it has run one
+  // The cases that it has run, and what they had changed or left, in the form of RunResult::differed.
+  struct {
+    int count = 0;
+    std::string last;
+    protocol::Json changes;
+  } before_;
   std::uint64_t next_id_ = 1;
   double server_ms_ = 0, ranks_ms_ = 0;
 };

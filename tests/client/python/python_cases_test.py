@@ -170,7 +170,11 @@ def test_verdict(pool, tmp_path):
     file = polluting(tmp_path)
     assert pool.call(f"{file}:leaves", fresh=True).ok
     result = pool.call(f"{file}:fails_after")
-    assert (result.status, result.failure.kind) == ("failed", "polluted") and "passes on fresh ranks" in result.error, result.describe()
+    assert (result.status, result.failure.kind) == ("failed", "polluted"), result.describe()
+    assert "(polluted: it passes on fresh ranks; these had run polluted.py:leaves)" in result.error
+    assert pool.call(function("change_state")).differed and pool.call(f"{file}:leaves").ok
+    error = pool.call(f"{file}:fails_after").error
+    assert "these had run 3 cases, last polluted.py:leaves, which changed " in error and "environment (" in error, error
     assert pool.call(f"{file}:leaves").ok
     assert pool.call(f"{file}:fails_after", verdict=False).failure.kind == "mismatch"
     pool.call(f"{file}:leaves")

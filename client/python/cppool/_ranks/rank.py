@@ -84,6 +84,12 @@ def text_of(error):
     return cut(text, 8000)
 
 
+def place_of(block):
+    """Where a block of device memory was allocated: the innermost line outside of torch."""
+    frames = [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in block.get("frames", ()) if frame["filename"].endswith(".py")]
+    return next((frame for frame in frames if "/torch/" not in frame and not frame.startswith(FOLDER)), "an unknown place")
+
+
 class Rank:
     def __init__(self, frame, descriptors, deferred, user_threads):
         self.rank, self.size, self.port, self.backend = frame["rank"], frame["size"], frame["port"], frame["backend"]
@@ -157,7 +163,10 @@ class Rank:
         gc.collect()
         gc.freeze()
         self.snapshot = state.Snapshot()
-        self.allocated = self.torch.cuda.memory_allocated() if self.on_gpu() else 0
+        if self.on_gpu():
+            self.allocated, self.known_blocks = self.torch.cuda.memory_allocated(), set(self.blocks())
+            with contextlib.suppress(Exception):  # for the places of blocks; torch may have another interface
+                self.torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
         now = time.perf_counter()
         return {"rank": self.rank, "pid": os.getpid(), "backend": backend, "device": self.device(),
                 "init_ms": [["import", round((imported - begin) * 1e3, 1)], ["group", round((now - imported) * 1e3, 1)]]}
@@ -412,6 +421,11 @@ class Rank:
             self.reset_memory(report)
         report.update(differed=differed, left=left, reset_ms=round((time.perf_counter() - begin) * 1e3, 3))
 
+    def blocks(self):
+        """Those of torch's allocator that are in use, by address."""
+        return {block["address"]: block for segment in self.torch.cuda.memory_snapshot() for block in segment["blocks"]
+                if block["state"] == "active_allocated"}
+
     def reset_memory(self, report):
         cuda = self.torch.cuda
         cuda.synchronize()
@@ -419,7 +433,9 @@ class Rank:
         report["memory"] = {"allocated": cuda.memory_allocated(), "reserved": cuda.memory_reserved(), "peak": cuda.max_memory_allocated()}
         cuda.reset_peak_memory_stats()
         if report["memory"]["allocated"] > self.allocated:
-            blocks = [block["size"] for segment in cuda.memory_snapshot() for block in segment["blocks"] if block["state"] == "active_allocated"]
-            report["warnings"].append(f"{report['memory']['allocated'] - self.allocated} bytes of device memory are still allocated "
-                                      f"(the largest of {len(blocks)} blocks: {sorted(blocks)[-4:]})")
-            self.allocated = report["memory"]["allocated"]
+            blocks = self.blocks()
+            fresh = sorted((blocks[address] for address in blocks.keys() - self.known_blocks), key=lambda block: -block["size"])
+            report["warnings"].append(f"{report['memory']['allocated'] - self.allocated} bytes of device memory are still allocated: "
+                                      + ", ".join(f"{block['size']} at {place_of(block)}" for block in fresh[:4])
+                                      + (f" and {len(fresh) - 4} more blocks" if len(fresh) > 4 else ""))
+            self.allocated, self.known_blocks = report["memory"]["allocated"], set(blocks)
