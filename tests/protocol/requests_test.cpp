@@ -140,7 +140,7 @@ TEST_CASE("at most 64 requests are read ahead, the rest waits in the pipe") {
   CHECK(requests.queue.waiting() == 64);
   CHECK(requests.overtaken.empty());
   for (int i = 1; i <= 100; ++i) CHECK(requests.Next() == i);
-  CHECK(requests.overtaken == std::vector<Json>{101});
+  requests.Await([&] { return requests.overtaken == std::vector<Json>{101}; });
 }
 
 TEST_CASE("requests of a file are read ahead, too") {
