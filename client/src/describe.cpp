@@ -159,8 +159,12 @@ void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Jso
 }
 
 std::string ErrorOfRank(const Rank& rank, const Result& result) {
-  const std::string first = result.failure ? result.failure->detail : "";
-  return rank.error.substr(0, first.empty() ? std::string::npos : rank.error.find(": " + first));
+  std::string error = rank.error;
+  const std::string first = result.failure ? ": " + result.failure->detail : "";
+  // Where the rank was stands behind it.
+  if (const std::size_t at = error.find(first); first.size() > 2 && at != std::string::npos)
+    error.erase(at, first.size());
+  return error;
 }
 
 bool NamesFailedCheck(const std::string& error, const Result& result) {

@@ -54,6 +54,11 @@ TEST_CASE("a Result describes the attempts before it, and what its ranks wait in
   hung.failure = {"timeout", 1, "forward", "stuck"};
   hung.warnings = {"nothing was compared"};
   hung.ranks = {{0, false, "waits in all_gather: stuck", {}}, {1, false, "stuck", {}}};
+  hung.ranks.push_back(
+      {2,
+       false,
+       "was killed, since rank 1 failed first: stuck; it was in all_reduce, which rank 1 has not entered",
+       {}});
   hung.ranks[1].traceback = "Traceback\n  line";
   for (int line = 1; line <= 30; ++line) hung.ranks[1].output += "line " + std::to_string(line) + "\n";
   std::string wrote;
@@ -61,7 +66,9 @@ TEST_CASE("a Result describes the attempts before it, and what its ranks wait in
   CHECK(hung.Describe() ==
         "error: rank 1 does not come\n  warning: nothing was compared\n  rank 0: waits in all_gather\n"
         "  Traceback\n    line\n  rank 1: stuck" +
-            wrote);  // and no command: nobody was asked
+            wrote +
+            "\n  rank 2: was killed, since rank 1 failed first; it was in all_reduce, which rank 1 has not "
+            "entered");  // and no command: nobody was asked
 
   Result off;
   off.status = Status::kFailed;
