@@ -64,7 +64,11 @@ constexpr std::int64_t kChunk = 1 << 18;
 
 class Folder {
  public:
+  // `path`: a dump, or a folder of --failures with one.
   explicit Folder(std::string path) : path_(std::move(path)) {
+    if (!fs::is_directory(path_)) throw suite::UsageError("there is no folder " + path_);
+    if (!fs::exists(fs::path(path_) / "index.json") && fs::exists(fs::path(path_) / "dump" / "index.json"))
+      path_ = (fs::path(path_) / "dump").string();
     const fs::path file = fs::path(path_) / "index.json";
     std::ifstream in(file);
     index_ = in ? Json::parse(in, nullptr, false) : Json();

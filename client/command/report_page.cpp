@@ -18,10 +18,13 @@
 #include "client/suite/value_text.h"
 #include "protocol/framing.h"
 #include "protocol/json_text.h"
+#include "protocol/parameters.h"
 
 namespace cppool::command {
 namespace {
 
+constexpr char kWhatToGive[] =
+    ": give what `cppool run --json` or `cppool bench --json` has printed, or `cppool bench --save` written";
 constexpr int kNesting = protocol::kMaxNesting + 8;  // an answer is in a record
 constexpr std::size_t kOutputLines = 200;            // that the page keeps of each cell
 
@@ -178,14 +181,13 @@ void ReportPage::Read(const std::string& file) {
       else
         Add(record);
     } catch (const std::exception& error) {
-      throw suite::UsageError(file + ":" + std::to_string(number) + ": " + error.what());
+      const bool is_json = dynamic_cast<const protocol::InvalidRequest*>(&error) == nullptr;
+      throw suite::UsageError(file + ":" + std::to_string(number) + ": " + error.what() +
+                              (is_json || records > 0 ? "" : kWhatToGive));
     }
     ++records;
   }
-  if (records == 0)
-    throw suite::UsageError(file +
-                            ":1: empty: give what `cppool run --json` or `cppool bench --json` has "
-                            "printed, or `cppool bench --save` written");
+  if (records == 0) throw suite::UsageError(file + ":1: empty" + kWhatToGive);
 }
 
 int ReportPage::count(const std::string& kind) const {

@@ -189,6 +189,7 @@ TEST_CASE("what report cannot use is an error that names file and line, and noth
   const std::string good = Cell("").dump() + "\n";
   CHECK(Has(of(""), "1: empty: give what `cppool run --json`"));
   CHECK(Has(of("\n \n"), "1: empty"));
+  CHECK(Has(of("{\n}\n"), ": give what `cppool run --json` or `cppool bench --json` has printed"));
   CHECK(Has(of(good + "passed mha\n"), "2: "));
   CHECK(Has(of(good + "\n" + good.substr(0, 50)), "3: "));
   CHECK(Has(of(good + "\xff\n"), "2: "));

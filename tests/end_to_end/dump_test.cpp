@@ -202,6 +202,7 @@ TEST_CASE("diff finds the element of a dump that is off, and draws the errors") 
   const Child shape = diff();
   CHECK(shape.exit_code == 2);
   CHECK(Has(shape.output, "dq.npy has the shape (2, 8, 4, 64), and dq_oracle.npy (2, 64, 4, 64)"));
+  CHECK(Has(RunChild("'" CPPOOL_COMMAND "' diff /nowhere").output, "there is no folder /nowhere"));
   fs::remove(dump / "index.json");
   CHECK(Has(diff().output, "is not that of a dump: give a folder that `cppool run --dump` has written"));
 }
@@ -226,7 +227,7 @@ TEST_CASE("a suite keeps dump, trace and log of each failed cell") {
   CHECK(std::distance(fs::directory_iterator(kept), fs::directory_iterator()) == 1);
   CHECK(Has(ReadFile(cell / "log.txt"), "out against oracle"));
   CHECK_FALSE(Json::parse(ReadFile(cell / "trace.json")).at("traceEvents").empty());
-  const Child diff = RunChild("'" CPPOOL_COMMAND "' diff '" + (cell / "dump").string() + "'");
+  const Child diff = RunChild("'" CPPOOL_COMMAND "' diff '" + cell.string() + "'");
   CHECK(diff.exit_code == 1);
   CHECK(Has(diff.output, "out against oracle"));
 }

@@ -58,7 +58,7 @@ def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: S
     if not colon or os.sep in name:
         file, name = target, ""
     if kwargs is not None and not name or argv and name:
-        raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv'}")
+        raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv (a function of it is FILE.py:NAME)'}")
     file = os.path.abspath(file)
     case: dict[str, Any] = {"function": f"{file}:{name}", "kwargs": dict(kwargs or {})} if name else {"script": file, "argv": entries(argv, "argv")}
     return {**case, **caller(), **({"env": dict(env)} if env else {}), **({"seed": seed} if seed else {})}
