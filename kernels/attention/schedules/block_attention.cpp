@@ -10,7 +10,7 @@ void BlockBuffers::List(const BlockUse& use, MemoryList& list) {
   const KernelShape& shape = use.request.shape;
   const Capabilities can = use.capabilities();
   const auto rows = static_cast<std::size_t>(use.queries.rows) * shape.heads;
-  const auto keys = static_cast<std::size_t>(use.rows_kv) * shape.kv_heads;
+  const auto keys = static_cast<std::size_t>(use.gradient_rows) * shape.kv_heads;
   if (use.several_forward) list.Add("output so far", rows * shape.dim_v * sizeof(float), accumulator);
   if (use.merges()) {
     list.Add("output of a block", rows * shape.dim_v * SizeOf(shape.dtypes.out), part);
@@ -92,14 +92,12 @@ void BlockAttention::ClearPadding() {
 void BlockAttention::AddPart(const Buffer& part, std::int64_t count, const GradientPass& pass,
                              float* accumulator, TensorOut result) {
   kernels_.ops->Accumulate({part.get(), result.dtype}, accumulator, count, pass.first, rt_->stream);
-  if (pass.last) kernels_.ops->Round(accumulator, result, count, rt_->stream);
+  if (pass.last) kernels_.ops->RoundSum({accumulator}, result, count, rt_->stream);
 }
 
 void BlockAttention::Backward(BackwardArgs args) {
   args.dq_accumulator = buffers_.dq_accumulator.get<float>();
   args.workspace = buffers_.workspace.get();
-  if (!capabilities_.gradients_apart && !(args.query.wanted && args.key.wanted))
-    throw RuntimeError(CPPOOL_INTERNAL, "a joint backward pass was asked for one side alone");
   if (operands_) operands_->Prepare(args);
   if (capabilities_.accumulates_gradients) {
     kernels_.attention->Backward(shape(), args, rt_->stream);
@@ -118,7 +116,7 @@ void BlockAttention::Backward(BackwardArgs args) {
     call.dv = {buffers_.dv_part.get(), dtypes.dv};
   }
   kernels_.attention->Backward(shape(), call, rt_->stream);
-  const std::int64_t queries = use_.queries.rows * shape().heads, keys = use_.rows_kv * shape().kv_heads;
+  const std::int64_t queries = use_.queries.rows * shape().heads, keys = use_.gradient_rows * shape().kv_heads;
   if (args.query.wanted && !whole(args.query))
     AddPart(buffers_.dq_part, queries * shape().dim_qk, args.query, args.dq_accumulator,
             {args.dq.data, dtypes.dq});

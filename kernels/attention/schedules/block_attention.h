@@ -19,7 +19,8 @@ struct BlockUse {
   KernelRequest request;
   const AttentionFamily* family = nullptr;
   Layout queries;                 // of every call
-  std::int64_t rows_kv = 0;       // of the largest block of keys
+  std::int64_t rows_kv = 0;        // of the largest block of keys
+  std::int64_t gradient_rows = 0;  // of blocks of keys whose gradients are wanted
   bool several_forward = false;   // blocks of a forward pass; else one, first and last
   bool several_backward = false;  // calls that add to dq; else one
   bool keys_in_fp32 = false;      // of some block dk and dv go to an accumulator
@@ -71,8 +72,7 @@ class BlockAttention {
   // last call alone.
   void Forward(ForwardArgs args);
   // dk and dv go to the caller's accumulators unless `args.key` is first and last; the accumulator of dq is
-  // this object's. One side alone only with Capabilities::gradients_apart. Keys whose gradients are wanted
-  // have use.rows_kv rows.
+  // this object's. The block has use.gradient_rows rows.
   void Backward(BackwardArgs args);
   // Follows Backward of the same block.
   void BackwardBias(BackwardArgs args, const BiasGradient& gradient);

@@ -22,13 +22,25 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels
       exchange_(runtime, *kernels.ops, groups.heads, comm_.get()),
       whole_(runtime, *kernels.ops, attention_, spec, use_.block_q, groups.world, comm_.get()),
       main_done_(runtime),
-      comm_done_(runtime),
-      slot_read_{Event(runtime), Event(runtime)} {
+      comm_done_(runtime) {
+  const std::size_t position = static_cast<std::size_t>(groups_.ring.rank);
+  std::size_t taken = 0;
   for (const RingSteps::Step& all : ring.steps) {
-    Step step{all.distance, ring.Serves(all, groups.ring.rank), nullptr, Event(rt_), Event(rt_)};
-    if (all.attends[groups.ring.rank]) step.plan = attention_.Plan(ring.keys[Before(step)], ring.bands);
+    Step step{all.distance, ring.Serves(all, groups.ring.rank), all.attends[position], nullptr,
+              Event(rt_),   Event(rt_),                         0};
+    if (step.serves) step.taken = taken++;
+    const bool alone = all.distance == 0 || !ring.gathers || spec.training;
+    if (step.attends && alone)
+      step.plan = attention_.Plan(ring.keys[static_cast<std::size_t>(Before(step))], ring.bands);
     steps_.push_back(std::move(step));
   }
+  if (ring.gathers && use_.last_attended > 0)
+    gathered_ = attention_.Plan(ring.Gathered(groups.ring.rank), ring.bands);
+  if (spec.training && use_.splits_own()) {
+    later_ = attention_.Plan(use_.later_keys, ring.bands);
+    earlier_ = attention_.Plan(use_.earlier_keys, ring.bands);
+  }
+  for (std::size_t i = 0; i < use_.slots; ++i) slot_read_.emplace_back(rt_);
   MemoryList memory;
   ListHeadRing(spec, use_, buffers_, attention_.buffers(), whole_.buffers(), memory);
   memory.Allocate(rt_);
@@ -43,9 +55,11 @@ int HeadRingSchedule::After(const Step& step) const {
 }
 
 std::string HeadRingSchedule::StageName(const char* pass, const std::string& what) const {
-  const char* schedule = groups_.heads.size > 1  ? groups_.ring.size > 1 ? "a2a+p2p " : "a2a "
-                         : groups_.ring.size > 1 ? "p2p "
-                                                 : "";
+  const bool ring = groups_.ring.size > 1;
+  const char* schedule = spec_.comm == CpCommType::kAllGather && ring ? "all_gather "
+                         : groups_.heads.size > 1                     ? ring ? "a2a+p2p " : "a2a "
+                         : ring                                       ? "p2p "
+                                                                      : "";
   return prefix_ + pass + "/" + schedule + what;
 }
 
@@ -64,22 +78,30 @@ void HeadRingSchedule::MainAfterComm() {
 
 HeadRingSchedule::Block HeadRingSchedule::BlockOf(std::size_t index, Block own) const {
   if (index == 0) return own;
-  const std::size_t slot = (index - 1) % 2;
-  return {{buffers_.k_slot[slot].get(), own.k.dtype, SlotScale(slot, 0)},
-          {buffers_.v_slot[slot].get(), own.v.dtype, SlotScale(slot, 1)}};
+  const std::size_t slot = SlotOf(index);
+  return {{buffers_.k_slots.at(slot * use_.KeyElements(spec_.dim_qk) * SizeOf(own.k.dtype)), own.k.dtype,
+           SlotScale(slot, 0)},
+          {buffers_.v_slots.at(slot * use_.KeyElements(spec_.dim_v) * SizeOf(own.v.dtype)), own.v.dtype,
+           SlotScale(slot, 1)}};
 }
 
 float* HeadRingSchedule::SlotScale(std::size_t slot, std::size_t of_v) const {
   return buffers_.slot_scales ? buffers_.slot_scales.get<float>() + 2 * slot + of_v : nullptr;
 }
 
-void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own) {
-  const std::size_t next = index + 1;
-  if (next == steps_.size()) return;
-  Step& step = steps_[next];
-  if (!step.attends() && !step.serves) return;
-  const std::size_t slot = (next - 1) % 2;
-  if (step.attends()) slot_read_[slot].Wait(comm_.get());
+void HeadRingSchedule::FetchAhead(const char* pass, std::size_t index, Block own) {
+  if (gathers()) {
+    for (std::size_t next = 1; index == 0 && next < steps_.size(); ++next) Fetch(pass, next, own);
+  } else if (index + 1 < steps_.size()) {
+    Fetch(pass, index + 1, own);
+  }
+}
+
+void HeadRingSchedule::Fetch(const char* pass, std::size_t index, Block own) {
+  Step& step = steps_[index];
+  if (!step.moves()) return;
+  const Block block = BlockOf(index, own);
+  if (step.attends) slot_read_[SlotOf(index)].Wait(comm_.get());
   const int to = After(step), from = Before(step);
   const std::size_t k_bytes = use_.KeyElements(spec_.dim_qk) * SizeOf(own.k.dtype);
   const std::size_t v_bytes = use_.KeyElements(spec_.dim_v) * SizeOf(own.v.dtype);
@@ -92,12 +114,14 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
       if (scale) Check(rt_, rt_->send(rt_, scale, sizeof(float), to, groups_.ring.comm, comm_.get()));
     }
   }
-  if (step.attends()) {
-    Check(rt_, rt_->recv(rt_, buffers_.k_slot[slot].get(), k_bytes, from, groups_.ring.comm, comm_.get()));
-    Check(rt_, rt_->recv(rt_, buffers_.v_slot[slot].get(), v_bytes, from, groups_.ring.comm, comm_.get()));
-    for (const std::size_t of_v : {0, 1}) {
-      if (float* scale = SlotScale(slot, of_v))
-        Check(rt_, rt_->recv(rt_, scale, sizeof(float), from, groups_.ring.comm, comm_.get()));
+  if (step.attends) {
+    const auto receive = [&](const void* into, std::size_t bytes) {
+      Check(rt_, rt_->recv(rt_, const_cast<void*>(into), bytes, from, groups_.ring.comm, comm_.get()));
+    };
+    receive(block.k.data, k_bytes);
+    receive(block.v.data, v_bytes);
+    for (const float* scale : {block.k.scale, block.v.scale}) {
+      if (scale) receive(scale, sizeof(float));
     }
   }
   calls.End();
@@ -106,38 +130,38 @@ void HeadRingSchedule::FetchNext(const char* pass, std::size_t index, Block own)
 
 void HeadRingSchedule::ReturnGradients(std::size_t index) {
   Step& step = steps_[index];
-  if (!step.attends() && !step.serves) return;
-  CommAfterMain();  // the part is complete, and what was taken at the step before is added
+  if (!step.moves()) return;
+  CommAfterMain();  // the part is complete
   const int to = Before(step), from = After(step);
   const Stage stage(rt_, comm_.get(),
                     StageName("backward", StepName(step) + ": gradients of keys and values"));
   const std::size_t slot = (index - 1) % 2;
   GroupedCalls calls(rt_);
-  if (step.attends()) {
+  if (step.attends) {
     for (const Buffer* part : {&buffers_.dk_part[slot], &buffers_.dv_part[slot]}) {
       Check(rt_, rt_->send(rt_, part->get(), part->bytes(), to, groups_.ring.comm, comm_.get()));
     }
   }
   if (step.serves) {
     for (const Buffer* taken : {&buffers_.dk_taken, &buffers_.dv_taken}) {
-      Check(rt_, rt_->recv(rt_, taken->get(), taken->bytes(), from, groups_.ring.comm, comm_.get()));
+      const std::size_t bytes = taken->bytes() / use_.serves;
+      Check(rt_, rt_->recv(rt_, taken->at(step.taken * bytes), bytes, from, groups_.ring.comm, comm_.get()));
     }
   }
   calls.End();
   step.returned.Record(comm_.get());
 }
 
-void HeadRingSchedule::CollectGradients(std::size_t index) {
-  const Step& step = steps_[index];
-  if (index == 0 || (!step.attends() && !step.serves)) return;
-  step.returned.Wait(rt_->stream);  // also frees the part for the step after the next
-  if (!step.serves) return;
-  const auto add = [&](const Buffer& taken, const Buffer& sum, int dim) {
-    kernels_.ops->Accumulate({taken.get(), Dtype::kFp32}, sum.get<float>(),
-                             static_cast<std::int64_t>(use_.KeyElements(dim)), false, rt_->stream);
-  };
-  add(buffers_.dk_taken, buffers_.dk_sum, spec_.dim_qk);
-  add(buffers_.dv_taken, buffers_.dv_sum, spec_.dim_v);
+void HeadRingSchedule::SumGradients(const Buffer& own, const Buffer& taken, int dim,
+                                    const TensorOut& result) {
+  const std::size_t count = use_.KeyElements(dim);
+  std::vector<const float*> parts(static_cast<std::size_t>(groups_.ring.size), nullptr);
+  parts[static_cast<std::size_t>(groups_.ring.rank)] = own.get<float>();
+  for (const Step& step : steps_) {
+    if (step.serves) parts[static_cast<std::size_t>(After(step))] = taken.get<float>() + step.taken * count;
+  }
+  std::erase(parts, nullptr);
+  kernels_.ops->RoundSum(parts, result, static_cast<std::int64_t>(count), rt_->stream);
 }
 
 void HeadRingSchedule::Forward(const AttentionTensors& t) {
@@ -162,11 +186,20 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.lse = buffers_.lse.get<float>();
   }
   CommAfterMain();
+  const auto attend = [&](const BlockPlan& plan, const Block& block, bool first, bool last) {
+    args.plan = &plan;
+    args.k = block.k;
+    args.v = block.v;
+    args.first = first;
+    args.last = last;
+    attention_.Forward(args);
+  };
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    Step& step = steps_[i];
-    if (step.attends()) Mark("forward", StepName(step));
-    FetchNext("forward", i, own);
-    if (!step.attends()) continue;
+    const Step& step = steps_[i];
+    if (i > 0 && gathers()) break;
+    if (step.attends) Mark("forward", StepName(step));
+    FetchAhead("forward", i, own);
+    if (!step.attends) continue;
     if (i == 0) {
       whole_.BeginForward(t, args);
       if (spec_.queries.padded()) {
@@ -176,14 +209,18 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     } else {
       step.arrived.Wait(rt_->stream);
     }
-    const Block block = BlockOf(i, own);
-    args.plan = step.plan.get();
-    args.k = block.k;
-    args.v = block.v;
-    args.first = i == 0;
-    args.last = i == use_.last_attended;
-    attention_.Forward(args);
-    if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
+    attend(*step.plan, BlockOf(i, own), i == 0, i == use_.last_attended);
+    if (i > 0) slot_read_[SlotOf(i)].Record(rt_->stream);
+  }
+  if (gathered_) {
+    Mark("forward", "others' keys");
+    for (std::size_t i = 1; i < steps_.size(); ++i) {
+      if (steps_[i].attends) steps_[i].arrived.Wait(rt_->stream);
+    }
+    Block block = BlockOf(1, own);
+    block.k.scale = own.k.scale;  // the scales of all ranks are the same
+    block.v.scale = own.v.scale;
+    attend(*gathered_, block, false, true);
   }
   whole_.EndForward(t);
   if (exchanges()) {
@@ -240,51 +277,68 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   whole_.BeginBackward(t, args);
   if (spec_.queries.padded()) Zero(args.dq.data, use_.QueryElements(spec_.dim_qk) * SizeOf(args.dq.dtype));
 
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    Step& step = steps_[i];
-    if (step.attends()) Mark("backward", StepName(step));
-    FetchNext("backward", i, own);
-    if (step.attends()) {
-      if (i > 0) step.arrived.Wait(rt_->stream);
-      const Block block = BlockOf(i, own);
-      args.plan = step.plan.get();
-      args.k = block.k;
-      args.v = block.v;
-      args.query = {true, i == 0, i == use_.last_attended};
-      // Another rank's block is a part of a sum. The own block is all of it where no other rank adds to it.
-      args.key = {true, true, i == 0 && !use_.sums_gradients};
-      const Buffer& dk = i == 0 ? buffers_.dk_sum : buffers_.dk_part[(i - 1) % 2];
-      const Buffer& dv = i == 0 ? buffers_.dv_sum : buffers_.dv_part[(i - 1) % 2];
-      args.dk_accumulator = dk.get<float>();
-      args.dv_accumulator = dv.get<float>();
-      if (spec_.keys.padded()) {
-        const auto zero = [&](const TensorOut& result, const Buffer& sum, int dim) {
-          Zero(args.key.last ? result.data : sum.get(),
-               use_.KeyElements(dim) * (args.key.last ? SizeOf(result.dtype) : sizeof(float)));
-        };
-        zero(args.dk, dk, spec_.dim_qk);
-        zero(args.dv, dv, spec_.dim_v);
-      }
-      attention_.Backward(args);
-      whole_.AddBlock(t, args);
-      if (i > 0) slot_read_[(i - 1) % 2].Record(rt_->stream);
-    }
-    if (i > 0) {
-      CollectGradients(i - 1);  // they came under this step's work
-      ReturnGradients(i);
-    }
+  if (spec_.keys.padded()) {
+    const auto zero = [&](const TensorOut& result, const Buffer& sum, int dim) {
+      Zero(use_.sums_gradients ? sum.get() : result.data,
+           use_.KeyElements(dim) * (use_.sums_gradients ? sizeof(float) : SizeOf(result.dtype)));
+    };
+    zero(args.dk, buffers_.dk_sum, spec_.dim_qk);
+    zero(args.dv, buffers_.dv_sum, spec_.dim_v);
   }
-  if (use_.serves) {
-    Mark("backward", "own gradients");
-    CollectGradients(steps_.size() - 1);
-    if (!use_.heads.replicated) {
-      const auto round = [&](const Buffer& sum, const TensorOut& result, int dim) {
-        kernels_.ops->Round(sum.get<float>(), result, static_cast<std::int64_t>(use_.KeyElements(dim)),
-                            rt_->stream);
-      };
-      round(buffers_.dk_sum, args.dk, spec_.dim_qk);
-      round(buffers_.dv_sum, args.dv, spec_.dim_v);
+  const auto add_own = [&](const BlockPlan& plan, bool first, bool last) {
+    AddGradients(t, args,
+                 {&plan,
+                  own,
+                  {true, first, last},
+                  // Where no other rank adds to it this is all of the block's gradient.
+                  {true, true, !use_.sums_gradients},
+                  buffers_.dk_sum.get<float>(),
+                  buffers_.dv_sum.get<float>()});
+  };
+  const Event* sent[2] = {};  // of dk_part and dv_part: their last way home is over
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    if (step.attends) Mark("backward", StepName(step));
+    FetchAhead("backward", i, own);
+    if (i == 0) {
+      add_own(later_ ? *later_ : *step.plan, true, use_.last_attended == 0);
+      continue;
     }
+    if (step.attends) {
+      step.arrived.Wait(rt_->stream);
+      const std::size_t slot = (i - 1) % 2;
+      if (sent[slot]) sent[slot]->Wait(rt_->stream);
+      sent[slot] = &step.returned;
+      if (spec_.keys.padded()) {
+        for (const Buffer* part : {&buffers_.dk_part[slot], &buffers_.dv_part[slot]})
+          Zero(part->get(), part->bytes());
+      }
+      AddGradients(t, args,
+                   {step.plan.get(),
+                    BlockOf(i, own),
+                    {true, false, !later_ && i == use_.last_attended},
+                    {true, true, false},  // a part of the sum at the block's owner
+                    buffers_.dk_part[slot].get<float>(),
+                    buffers_.dv_part[slot].get<float>()});
+      slot_read_[SlotOf(i)].Record(rt_->stream);
+    }
+    ReturnGradients(i);
+  }
+  if (earlier_) {  // under it the last gradients return
+    Mark("backward", "rest of " + StepName(steps_[0]));
+    add_own(*earlier_, false, true);
+  }
+  if (use_.serves > 0) {
+    Mark("backward", "own gradients");
+    for (std::size_t i = 1; i < steps_.size(); ++i) {
+      if (steps_[i].moves()) steps_[i].returned.Wait(rt_->stream);
+    }
+    // Those of heads that several ranks hold stay in fp32 until all of these have added theirs.
+    const auto result = [&](const Buffer& sum, const TensorOut& rounded) -> TensorOut {
+      return use_.heads.replicated ? TensorOut{sum.get(), Dtype::kFp32} : rounded;
+    };
+    SumGradients(buffers_.dk_sum, buffers_.dk_taken, spec_.dim_qk, result(buffers_.dk_sum, args.dk));
+    SumGradients(buffers_.dv_sum, buffers_.dv_taken, spec_.dim_v, result(buffers_.dv_sum, args.dv));
   }
   whole_.StartSums(t);
   if (exchanges()) {
@@ -302,6 +356,18 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   whole_.EndBackward(t);
   MainAfterComm();
   EndMarks();
+}
+
+void HeadRingSchedule::AddGradients(const AttentionTensors& t, BackwardArgs& args, const Call& call) {
+  args.plan = call.plan;
+  args.k = call.block.k;
+  args.v = call.block.v;
+  args.query = call.query;
+  args.key = call.key;
+  args.dk_accumulator = call.dk;
+  args.dv_accumulator = call.dv;
+  attention_.Backward(args);
+  whole_.AddBlock(t, args);
 }
 
 }  // namespace cppool::kernels

@@ -1,5 +1,5 @@
 // The exchange of heads within groups of A ranks around a ring over R groups: p2p (A = 1), a2a (R = 1),
-// a2a+p2p, and no CP (A = R = 1).
+// a2a+p2p, all_gather (A = 1, others' blocks at once in the forward pass), and no CP (A = R = 1).
 #pragma once
 
 #include <memory>
@@ -43,16 +43,19 @@ class HeadRingSchedule : public Schedule {
   struct Step {
     int distance = 0;
     bool serves = false;              // the position `distance` after this one attends to this one's block
-    std::unique_ptr<BlockPlan> plan;  // NULL: this rank sees nothing of the other's block
+    bool attends = false;             // this rank sees something of the other's block
+    std::unique_ptr<BlockPlan> plan;  // NULL: no call on the block alone
     Event arrived;                    // the block is here
     Event returned;  // the block's gradients are with its owner, and those of this rank's block are here
+    std::size_t taken = 0;  // which of dk_taken and dv_taken those are
 
-    bool attends() const { return plan != nullptr; }
+    bool moves() const { return attends || serves; }
   };
 
   HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels, const AttentionSpec& spec,
                    HeadRingGroups groups, const RingSteps& ring, std::string stage_prefix);
   bool exchanges() const { return use_.exchanges; }
+  bool gathers() const { return spec_.comm == CpCommType::kAllGather && groups_.ring.size > 1; }
   const KernelShape& shape() const { return use_.block.request.shape; }
 
   int Before(const Step&) const;  // the ring position that this one takes the step's block from
@@ -64,18 +67,30 @@ class HeadRingSchedule : public Schedule {
   }
   void EndMarks() { Check(rt_, rt_->mark(rt_, rt_->stream, nullptr)); }
   void Zero(void* data, std::size_t bytes) { Check(rt_, rt_->fill(rt_, data, 0, bytes, rt_->stream)); }
+  std::size_t SlotOf(std::size_t index) const { return (index - 1) % use_.slots; }
 
   // Orders everything on one stream after what the other has so far.
   void CommAfterMain();
   void MainAfterComm();
   Block BlockOf(std::size_t index, Block own) const;
   float* SlotScale(std::size_t slot, std::size_t of_v) const;  // NULL: blocks have no scales
-  // Starts the transfer of the next step's block, under the work of this step.
-  void FetchNext(const char* pass, std::size_t index, Block own);
+  // Starts the transfers that can go on under the work of this step: of the next block, or in the first step
+  // of all that have a slot of their own.
+  void FetchAhead(const char* pass, std::size_t index, Block own);
+  void Fetch(const char* pass, std::size_t index, Block own);
+  // Gradients of the step's block, or of a part of the own one.
+  struct Call {
+    const BlockPlan* plan = nullptr;
+    Block block;
+    GradientPass query, key;
+    float *dk = nullptr, *dv = nullptr;  // accumulators; NULL: the results of the pass
+  };
+  void AddGradients(const AttentionTensors&, BackwardArgs&, const Call&);
   // Starts the way home of the gradients of the step's block.
   void ReturnGradients(std::size_t index);
-  // Adds what the step brought to the gradients of this rank's block.
-  void CollectGradients(std::size_t index);
+  // Adds what others have returned to the gradients of this rank's block, in the order of the ranks, and
+  // rounds the sum. `dim`: of the tensor.
+  void SumGradients(const Buffer& own, const Buffer& taken, int dim, const TensorOut& result);
 
   cppool_runtime* rt_;
   RankKernels& kernels_;
@@ -89,8 +104,10 @@ class HeadRingSchedule : public Schedule {
   HeadExchange exchange_;
   WholeTensors whole_;
   Event main_done_, comm_done_;
-  Event slot_read_[2];  // the main stream is done with the slot's last block, of whichever step
+  std::vector<Event> slot_read_;  // by slot: the main stream is done with its last block
   std::vector<Step> steps_;
+  std::unique_ptr<BlockPlan> gathered_;         // of all steps but the first; NULL: no call on them at once
+  std::unique_ptr<BlockPlan> later_, earlier_;  // of the parts of the own block; NULL: it is not divided
   HeadRingBuffers buffers_;
 };
 

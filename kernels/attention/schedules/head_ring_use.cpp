@@ -3,9 +3,24 @@
 #include <algorithm>
 
 namespace cppool::kernels {
+namespace {
+
+// The tokens in the second or the first half of each sequence's room. DualChunkSwap gives a rank a chunk of
+// both.
+Layout HalfOf(Layout layout, const Sequences& sequences, bool second) {
+  std::erase_if(layout.segments, [&](const Segment& s) {
+    return (2 * std::int64_t{s.position} >= sequences.room[static_cast<std::size_t>(s.sequence)]) != second;
+  });
+  return layout;
+}
+
+}  // namespace
 
 RingSteps::RingSteps(const AttentionSpec& spec, int a2a_ranks, int ring_positions)
-    : a2a_size(a2a_ranks), ring_size(ring_positions), bands(BandsOf(spec)) {
+    : a2a_size(a2a_ranks),
+      ring_size(ring_positions),
+      bands(BandsOf(spec)),
+      gathers(spec.comm == CpCommType::kAllGather && ring_positions > 1) {
   // Positions say everything: a block is the tokens of the ranks of one a2a group, wherever they are in their
   // sequences.
   const auto blocks = [&](const Sequences& sequences) {
@@ -33,6 +48,13 @@ RingSteps::RingSteps(const AttentionSpec& spec, int a2a_ranks, int ring_position
   }
 }
 
+Layout RingSteps::Gathered(int position) const {
+  std::vector<Layout> blocks;
+  for (std::size_t i = 1; i < steps.size(); ++i)
+    blocks.push_back(keys[static_cast<std::size_t>(Before(position, steps[i].distance))]);
+  return Concatenate(blocks);
+}
+
 HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring,
                          int a2a_rank, int position)
     : moved(MovedDtypes(spec)),
@@ -41,13 +63,13 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
       rows_kv(spec.keys.rows / (ring.a2a_size * ring.ring_size)),
       block_q(rows_q * ring.a2a_size),
       block_kv(rows_kv * ring.a2a_size),
-      slots(std::min<std::size_t>(2, ring.steps.size() - 1)),
+      slots(ring.gathers ? ring.steps.size() - 1 : std::min<std::size_t>(2, ring.steps.size() - 1)),
       exchanges(ring.a2a_size > 1) {
   for (std::size_t i = 0; i < ring.steps.size(); ++i) {
     if (ring.steps[i].attends[static_cast<std::size_t>(position)]) last_attended = i;
-    serves = serves || ring.Serves(ring.steps[i], position);
+    serves += ring.Serves(ring.steps[i], position);
   }
-  sums_gradients = serves || heads.replicated;
+  sums_gradients = serves > 0 || heads.replicated;
 
   block.request = RequestOf(spec);
   KernelShape& shape = block.request.shape;
@@ -59,7 +81,8 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   shape.kv_head0 = key.begin;
   block.family = &family;
   block.queries = ring.queries[static_cast<std::size_t>(position)];
-  block.rows_kv = block_kv;
+  block.rows_kv = ring.gathers ? std::max<std::int64_t>(1, static_cast<std::int64_t>(slots)) * block_kv : block_kv;
+  block.gradient_rows = block_kv;
   block.several_forward = block.several_backward = last_attended > 0;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;
   block.softmax_offset = spec.softmax != SoftmaxType::kVanilla;
@@ -68,6 +91,14 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   block.padded_keys = spec.keys.padded();
   block.query_chunks = MxChunks(spec.queries, spec.mx_world_size);
   block.key_chunks = MxChunks(spec.keys, spec.mx_world_size);
+
+  const Capabilities can = block.capabilities();
+  if (serves == 0 || last_attended == 0 || spec.fp8 || !can.accumulates_gradients || !can.splits_keys) return;
+  const Layout& own = ring.keys[static_cast<std::size_t>(position)];
+  const Layout later = HalfOf(own, spec.keys, true), earlier = HalfOf(own, spec.keys, false);
+  if (!SeesAny(block.queries, later, ring.bands) || !SeesAny(block.queries, earlier, ring.bands)) return;
+  later_keys = later;
+  earlier_keys = earlier;
 }
 
 void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
@@ -117,23 +148,23 @@ void HeadRingBuffers::List(const HeadRingUse& use, MemoryList& list) {
       }
     }
   }
-  for (std::size_t i = 0; i < use.slots; ++i) {
-    of_keys("k of another ring position", shape.dim_qk, SizeOf(dtypes.k), k_slot[i]);
-    of_keys("v of another ring position", shape.dim_v, SizeOf(dtypes.v), v_slot[i]);
+  if (use.slots > 0) {
+    of_keys("k of other ring positions", shape.dim_qk, use.slots * SizeOf(dtypes.k), k_slots);
+    of_keys("v of other ring positions", shape.dim_v, use.slots * SizeOf(dtypes.v), v_slots);
+    if (IsFp8(dtypes.k))
+      list.Add("scales of other ring positions", 2 * use.slots * sizeof(float), slot_scales);
   }
-  if (IsFp8(dtypes.k) && use.slots > 0)
-    list.Add("scales of other ring positions", 4 * sizeof(float), slot_scales);
   if (!training) return;
   of_queries("delta", 1, sizeof(float), delta);
   if (use.sums_gradients) {
     of_keys("dk in fp32", shape.dim_qk, sizeof(float), dk_sum);
     of_keys("dv in fp32", shape.dim_v, sizeof(float), dv_sum);
   }
-  if (use.serves) {
-    of_keys("dk from another ring position", shape.dim_qk, sizeof(float), dk_taken);
-    of_keys("dv from another ring position", shape.dim_v, sizeof(float), dv_taken);
+  if (use.serves > 0) {
+    of_keys("dk from other ring positions", shape.dim_qk, use.serves * sizeof(float), dk_taken);
+    of_keys("dv from other ring positions", shape.dim_v, use.serves * sizeof(float), dv_taken);
   }
-  for (std::size_t i = 0; i < use.slots && use.last_attended > 0; ++i) {
+  for (std::size_t i = 0; i < std::min<std::size_t>(2, use.slots) && use.last_attended > 0; ++i) {
     of_keys("dk for another ring position", shape.dim_qk, sizeof(float), dk_part[i]);
     of_keys("dv for another ring position", shape.dim_v, sizeof(float), dv_part[i]);
   }
@@ -146,12 +177,26 @@ void ListHeadRing(const AttentionSpec& spec, const HeadRingUse& use, HeadRingBuf
   whole.List(spec, use.block.request.shape, use.block_q, list);
 }
 
-void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int position, MemoryList& list) {
+std::vector<Layout> KeysOfCalls(const AttentionSpec& spec, const HeadRingUse& use, const RingSteps& ring,
+                                int position) {
+  std::vector<Layout> calls;
   for (const RingSteps::Step& step : ring.steps) {
     if (!step.attends[static_cast<std::size_t>(position)]) continue;
-    const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(position, step.distance))];
-    list.AddTables("plan of a step", use.block.PlanBytes(keys));
+    if (step.distance > 0 && ring.gathers && !spec.training) continue;
+    calls.push_back(ring.keys[static_cast<std::size_t>(ring.Before(position, step.distance))]);
   }
+  if (ring.gathers && use.last_attended > 0) calls.push_back(ring.Gathered(position));
+  if (spec.training && use.splits_own()) {
+    calls.push_back(use.later_keys);
+    calls.push_back(use.earlier_keys);
+  }
+  return calls;
+}
+
+void ListHeadRingPlans(const AttentionSpec& spec, const HeadRingUse& use, const RingSteps& ring, int position,
+                       MemoryList& list) {
+  for (const Layout& keys : KeysOfCalls(spec, use, ring, position))
+    list.AddTables("plan of a call", use.block.PlanBytes(keys));
 }
 
 }  // namespace cppool::kernels

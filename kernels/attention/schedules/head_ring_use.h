@@ -31,6 +31,10 @@ struct RingSteps {
   // Those in which any position attends, so that all go through the same transfers in the same order; the
   // first is the own block's.
   std::vector<Step> steps;
+  bool gathers;  // all_gather: the forward pass attends to the blocks of all steps but the first at once
+
+  // The keys of all those blocks as they lie in a position's slots.
+  Layout Gathered(int position) const;
 
   int Before(int position, int distance) const { return (position + ring_size - distance) % ring_size; }
   int After(int position, int distance) const { return (position + distance) % ring_size; }
@@ -49,11 +53,16 @@ struct HeadRingUse {
   BlockUse block;                          // calls on the blocks after the exchange
   std::int64_t rows_q = 0, rows_kv = 0;    // of this rank's tokens
   std::int64_t block_q = 0, block_kv = 0;  // of a block after the exchange
-  std::size_t slots = 0;                   // for others' blocks, by turns
-  std::size_t last_attended = 0;           // index into RingSteps::steps
-  bool exchanges = false;                  // of heads
-  bool serves = false;          // in any step: others add to the gradients of this position's block
-  bool sums_gradients = false;  // dk and dv of this position's block are sums, in fp32 until the end
+  std::size_t slots = 0;          // for others' blocks: of step i in slot (i - 1) % slots
+  std::size_t last_attended = 0;  // index into RingSteps::steps
+  bool exchanges = false;         // of heads
+  std::size_t serves = 0;         // how many others add to the gradients of this position's block
+  bool sums_gradients = false;    // dk and dv of this position's block are sums, in fp32 until the end
+  // The backward pass attends to the later chunks of the own block first and to the earlier ones last, under
+  // which others' keys come and gradients return. Else both are empty.
+  Layout later_keys, earlier_keys;
+
+  bool splits_own() const { return !later_keys.segments.empty(); }
 
   std::size_t QueryElements(int dim) const {
     return static_cast<std::size_t>(block_q * block.request.shape.heads * dim);
@@ -66,12 +75,12 @@ struct HeadRingUse {
 struct HeadRingBuffers {
   // The exchange fills these; without one they are unused.
   Buffer scratch, q, k, v, out, lse, dout, dq, dk, dv;
-  Buffer k_slot[2], v_slot[2];    // others' blocks, by turns
-  Buffer slot_scales;             // fp8: the scales of k and v of both slots, fp32 [2][2]
+  Buffer k_slots, v_slots;        // others' blocks
+  Buffer slot_scales;             // fp8: the scales of k and v of each slot, fp32 [slots][2]
   Buffer delta;                   // [block_q, heads], fp32
   Buffer dk_sum, dv_sum;          // of this position's block: [block_kv, kv_heads, dim], fp32
   Buffer dk_part[2], dv_part[2];  // what this rank adds to others' gradients, by turns
-  Buffer dk_taken, dv_taken;      // what another rank adds to this one's
+  Buffer dk_taken, dv_taken;      // what others add to this one's, fp32 [serves, block_kv, kv_heads, dim]
 
   void List(const HeadRingUse& use, MemoryList& list);
 };
@@ -79,7 +88,11 @@ struct HeadRingBuffers {
 // Declares all that the rank holds: the buffers, and those of what it is made of.
 void ListHeadRing(const AttentionSpec& spec, const HeadRingUse& use, HeadRingBuffers& ring,
                   BlockBuffers& block, WholeBuffers& whole, MemoryList& list);
+// Returns the keys of each call of a pass: all that this position ever plans for.
+std::vector<Layout> KeysOfCalls(const AttentionSpec& spec, const HeadRingUse& use, const RingSteps& ring,
+                                int position);
 // Declares what its plans take.
-void ListHeadRingPlans(const HeadRingUse& use, const RingSteps& ring, int position, MemoryList& list);
+void ListHeadRingPlans(const AttentionSpec& spec, const HeadRingUse& use, const RingSteps& ring, int position,
+                       MemoryList& list);
 
 }  // namespace cppool::kernels

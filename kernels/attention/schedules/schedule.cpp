@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/attention/schedules/all_gather.h"
 #include "kernels/attention/schedules/fp8_schedule.h"
 #include "kernels/attention/schedules/head_ring.h"
 #include "kernels/runtime.h"
@@ -13,20 +12,6 @@ namespace {
 
 MemoryUse UseOf(const MemoryList& list) { return {list.buffer_bytes(), list.table_bytes()}; }
 
-MemoryUse AllGatherMemory(const AttentionFamily& family, const AttentionSpec& spec, int world_size,
-                          int rank) {
-  const AllGatherUse use(spec, family, world_size, rank);
-  AllGatherBuffers gather;
-  BlockBuffers block;
-  WholeBuffers whole;
-  MemoryList list;
-  ListAllGather(spec, use, gather, block, whole, list);
-  ListAllGatherPlans(use, list);
-  Fp8Buffers fp8;
-  if (spec.fp8) fp8.List(spec, Fp8Use(spec, world_size, rank), list);
-  return UseOf(list);
-}
-
 MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spec, const RingSteps& ring,
                          int a2a_rank, int position) {
   const HeadRingUse use(spec, family, ring, a2a_rank, position);
@@ -35,7 +20,7 @@ MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spe
   WholeBuffers whole;
   MemoryList list;
   ListHeadRing(spec, use, buffers, block, whole, list);
-  ListHeadRingPlans(use, ring, position, list);
+  ListHeadRingPlans(spec, use, ring, position, list);
   Fp8Buffers fp8;
   if (spec.fp8)
     fp8.List(spec, Fp8Use(spec, ring.a2a_size * ring.ring_size, position * ring.a2a_size + a2a_rank), list);
@@ -47,25 +32,10 @@ std::optional<std::string> HeadRingRefusal(BlockAsker& asker, const AttentionFam
   for (int position = 0; position < ring.ring_size; ++position) {
     for (int a2a_rank = 0; a2a_rank < ring.a2a_size; ++a2a_rank) {
       const HeadRingUse use(spec, family, ring, a2a_rank, position);
-      for (const RingSteps::Step& step : ring.steps) {
-        if (!step.attends[static_cast<std::size_t>(position)]) continue;
-        const Layout& keys = ring.keys[static_cast<std::size_t>(ring.Before(position, step.distance))];
+      for (const Layout& keys : KeysOfCalls(spec, use, ring, position)) {
         if (auto refusal = asker.Refusal(use.block.request, use.block.queries, keys, ring.bands))
           return refusal;
       }
-    }
-  }
-  return std::nullopt;
-}
-
-std::optional<std::string> AllGatherRefusal(BlockAsker& asker, const AttentionFamily& family,
-                                            const AttentionSpec& spec, int world_size) {
-  for (int rank = 0; rank < world_size; ++rank) {
-    const AllGatherUse use(spec, family, world_size, rank);
-    for (const Layout* keys : {&use.own, &use.others, &use.all}) {
-      if (keys == &use.all && !spec.training) continue;
-      if (auto refusal = asker.Refusal(use.block.request, use.block.queries, *keys, use.bands))
-        return refusal;
     }
   }
   return std::nullopt;
@@ -93,7 +63,6 @@ std::unique_ptr<Schedule> MakeCpSchedule(cppool_runtime* runtime, RankKernels& k
   groups.world = world;
   switch (spec.comm) {
     case CpCommType::kAllGather:
-      return std::make_unique<AllGatherSchedule>(runtime, kernels, spec, world);
     case CpCommType::kP2p:
       groups.ring = world;
       break;
@@ -133,9 +102,7 @@ std::optional<std::string> ScheduleRefusal(const AttentionFamily& family, const 
   if (!asker) return std::nullopt;
   const int a2a_size = A2aSizeOf(spec, world_size);
   std::optional<std::string> refusal =
-      spec.comm == CpCommType::kAllGather
-          ? AllGatherRefusal(*asker, family, spec, world_size)
-          : HeadRingRefusal(*asker, family, spec, RingSteps(spec, a2a_size, world_size / a2a_size));
+      HeadRingRefusal(*asker, family, spec, RingSteps(spec, a2a_size, world_size / a2a_size));
   return refusal ? refusal : HeadRingRefusal(*asker, family, spec, RingSteps(spec, 1, 1));
 }
 
@@ -144,10 +111,6 @@ MemoryUse ScheduleMemory(const AttentionFamily& family, const AttentionSpec& spe
   const auto raise = [&](const MemoryUse& use) {
     if (use.total() > most.total()) most = use;
   };
-  if (spec.comm == CpCommType::kAllGather) {
-    for (int rank = 0; rank < world_size; ++rank) raise(AllGatherMemory(family, spec, world_size, rank));
-    return most;
-  }
   const int a2a_size = A2aSizeOf(spec, world_size);
   const RingSteps ring(spec, a2a_size, world_size / a2a_size);
   for (int rank = 0; rank < world_size; ++rank)

@@ -132,7 +132,7 @@ void WholeTensors::StartSums(const AttentionTensors& t) {
 
 void WholeTensors::EndBackward(const AttentionTensors& t) {
   if (world_.size > 1) reduced_.Wait(rt_->stream);
-  if (t.dbias.data) ops_.Round(buffers_.dbias.get<float>(), t.dbias, bias_.elements, rt_->stream);
+  if (t.dbias.data) ops_.RoundSum({buffers_.dbias.get<float>()}, t.dbias, bias_.elements, rt_->stream);
 }
 
 }  // namespace cppool::kernels

@@ -363,7 +363,10 @@ class Family : public AttentionFamily {
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "sm80"; }
   Capabilities capabilities(const KernelRequest&) const override {
-    return {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = true};
+    return {.continues_softmax = true,
+            .gradients_apart = true,
+            .accumulates_gradients = true,
+            .splits_keys = true};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     return RefusalOf(request);

@@ -284,7 +284,7 @@ void TableKernel::Backward(const KernelShape& shape, const BackwardArgs& args, c
       } else {
         ops_->Accumulate(g.part, g.sum, g.elements, g.how.first && i == 0, stream);
       }
-      if (g.how.last && i + 1 == layers) ops_->Round(sum, g.result, g.elements, stream);
+      if (g.how.last && i + 1 == layers) ops_->RoundSum({sum}, g.result, g.elements, stream);
     }
   }
 }

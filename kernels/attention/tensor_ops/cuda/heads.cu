@@ -82,18 +82,34 @@ __global__ void __launch_bounds__(kThreads)
   reinterpret_cast<Vector<To, kCount>*>(to)[i] = rounded;
 }
 
+constexpr int kMostSummed = 64;
+struct Summed {
+  const float* parts[kMostSummed];
+  int count;
+};
+
 template <typename To, int kCount>
-__global__ void __launch_bounds__(kThreads) RoundKernel(std::int64_t count, const float* from, To* to) {
+__global__ void __launch_bounds__(kThreads)
+    RoundSumKernel(std::int64_t count, const __grid_constant__ Summed from, To* to) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   if (i * kCount >= count) return;
   if ((i + 1) * kCount > count) {  // the tail
-    for (std::int64_t j = i * kCount; j < count; ++j) to[j] = Rounded<To>(from[j]);
+    for (std::int64_t j = i * kCount; j < count; ++j) {
+      float sum = from.parts[0][j];
+      for (int part = 1; part < from.count; ++part) sum += from.parts[part][j];
+      to[j] = Rounded<To>(sum);
+    }
     return;
   }
-  const auto some = reinterpret_cast<const Vector<float, kCount>*>(from)[i];
+  auto sum = reinterpret_cast<const Vector<float, kCount>*>(from.parts[0])[i];
+  for (int part = 1; part < from.count; ++part) {
+    const auto some = reinterpret_cast<const Vector<float, kCount>*>(from.parts[part])[i];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum.at[j] += some.at[j];
+  }
   Vector<To, kCount> rounded;
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) rounded.at[j] = Rounded<To>(some.at[j]);
+  for (int j = 0; j < kCount; ++j) rounded.at[j] = Rounded<To>(sum.at[j]);
   reinterpret_cast<Vector<To, kCount>*>(to)[i] = rounded;
 }
 
@@ -226,17 +242,26 @@ void LaunchMergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int h
   CheckCuda(cudaGetLastError(), "launching the merge of heads");
 }
 
-void LaunchRound(const float* from, Dtype dtype, void* to, std::int64_t count, cudaStream_t stream) {
+void LaunchRoundSum(const std::vector<const float*>& parts, Dtype dtype, void* to, std::int64_t count,
+                    cudaStream_t stream) {
   if (count == 0) return;
+  if (parts.empty() || parts.size() > kMostSummed)
+    throw RuntimeError(CPPOOL_INTERNAL, "a sum of " + std::to_string(parts.size()) + " parts");
+  Summed from{};
+  from.count = static_cast<int>(parts.size());
+  std::copy(parts.begin(), parts.end(), from.parts);
+  const auto aligned = [](const void* pointer) { return Aligned(pointer, 16); };
+  const bool wide = std::all_of(parts.begin(), parts.end(), aligned) && aligned(to);
   WithType(dtype, [&]<typename To>(To) {
     auto* target = static_cast<To*>(to);
-    if (Aligned(from, 16) && Aligned(to, 16)) {
-      RoundKernel<To, 8><<<BlocksFor((count + 7) / 8, kThreads), kThreads, 0, stream>>>(count, from, target);
+    if (wide) {
+      RoundSumKernel<To, 8>
+          <<<BlocksFor((count + 7) / 8, kThreads), kThreads, 0, stream>>>(count, from, target);
     } else {
-      RoundKernel<To, 1><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, from, target);
+      RoundSumKernel<To, 1><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, from, target);
     }
   });
-  CheckCuda(cudaGetLastError(), "launching the rounding");
+  CheckCuda(cudaGetLastError(), "launching a rounded sum");
 }
 
 void LoadHeadKernels() {
@@ -248,8 +273,8 @@ void LoadHeadKernels() {
   };
   each([&]<typename To>(To) {
     LoadFunction(&DeltaKernel<To>);
-    LoadFunction(&RoundKernel<To, 1>);
-    LoadFunction(&RoundKernel<To, 8>);
+    LoadFunction(&RoundSumKernel<To, 1>);
+    LoadFunction(&RoundSumKernel<To, 8>);
     each([]<typename From>(From) {
       LoadMerge<From, To, 1>();
       LoadMerge<From, To, 8>();

@@ -34,7 +34,8 @@ void LaunchSplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
                       const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream);
 void LaunchMergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
                       const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream);
-void LaunchRound(const float* from, Dtype dtype, void* to, std::int64_t count, cudaStream_t stream);
+void LaunchRoundSum(const std::vector<const float*>& parts, Dtype dtype, void* to, std::int64_t count,
+                    cudaStream_t stream);
 
 // sums.cu has fills, sums, the merge of partial outputs, and the softmax offset, in fp32 with a fixed order
 // of additions.

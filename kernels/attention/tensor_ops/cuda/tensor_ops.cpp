@@ -61,8 +61,9 @@ class CudaTensorOps : public TensorOps {
     LaunchAddStrided(sum, AsCuda(stream));
   }
 
-  void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {
-    LaunchRound(from, to.dtype, to.data, count, AsCuda(stream));
+  void RoundSum(const std::vector<const float*>& parts, TensorOut to, std::int64_t count,
+                cppool_stream stream) override {
+    LaunchRoundSum(parts, to.dtype, to.data, count, AsCuda(stream));
   }
 
   void Merge(const MergeArgs& args, cppool_stream stream) override {

@@ -237,11 +237,16 @@ class HostTensorOps : public TensorOps {
     });
   }
 
-  void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream stream) override {
+  void RoundSum(const std::vector<const float*>& parts, TensorOut to, std::int64_t count,
+                cppool_stream stream) override {
     Enqueue(runtime_, stream, [=] {
       DispatchDtype(to.dtype, [&](auto type) {
         auto* out = static_cast<typename decltype(type)::Bits*>(to.data);
-        for (std::int64_t i = 0; i < count; ++i) out[i] = decltype(type)::FromFloat(from[i]);
+        for (std::int64_t i = 0; i < count; ++i) {
+          float sum = parts[0][i];
+          for (std::size_t part = 1; part < parts.size(); ++part) sum += parts[part][i];
+          out[i] = decltype(type)::FromFloat(sum);
+        }
       });
     });
   }

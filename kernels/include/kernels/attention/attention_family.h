@@ -38,6 +38,9 @@ struct Capabilities {
   // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds
   // them.
   bool accumulates_gradients = false;
+  // And writes those of dk and dv in the rows of the plan's keys alone, so that the keys of a block may be
+  // divided among calls. Without it a call writes all rows of the block.
+  bool splits_keys = false;
   // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
   bool bias_with_gradients = false;
   // Reads payloads of fp8 with one scale for each tensor. Without it their values come in bf16, with the

@@ -99,7 +99,9 @@ class TensorOps {
                        cppool_stream) = 0;
   virtual void CopyStrided(const StridedCopy&, cppool_stream) = 0;
   virtual void AddStrided(const StridedSum&, cppool_stream) = 0;
-  virtual void Round(const float* from, TensorOut to, std::int64_t count, cppool_stream) = 0;
+  // to = the sum of all parts in their order, rounded once. `to` may be the first part; 1 to 64 parts.
+  virtual void RoundSum(const std::vector<const float*>& parts, TensorOut to, std::int64_t count,
+                        cppool_stream) = 0;
 
   // (accumulator, lse) := (accumulator, lse) merged with (part, part_lse), in fp32, shifted by the larger
   // lse.

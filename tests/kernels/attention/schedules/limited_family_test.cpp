@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "kernels/attention/schedules/all_gather.h"
+#include "kernels/attention/schedules/head_ring_use.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/schedules/host_world.h"
 #include "tests/kernels/attention/schedules/variations.h"
@@ -16,11 +16,16 @@ using namespace cppool::kernels;
 using namespace cppool::test;
 
 constexpr Capabilities kNone{};
+constexpr Capabilities kAll{
+    .continues_softmax = true, .gradients_apart = true, .accumulates_gradients = true, .splits_keys = true};
+constexpr Capabilities Without(bool Capabilities::*capability) {
+  Capabilities can = kAll;
+  can.*capability = false;
+  return can;
+}
 constexpr Capabilities kAlmost[] = {
-    {.continues_softmax = false, .gradients_apart = true, .accumulates_gradients = true},
-    {.continues_softmax = true, .gradients_apart = false, .accumulates_gradients = true},
-    {.continues_softmax = true, .gradients_apart = true, .accumulates_gradients = false},
-};
+    Without(&Capabilities::continues_softmax), Without(&Capabilities::gradients_apart),
+    Without(&Capabilities::accumulates_gradients), Without(&Capabilities::splits_keys)};
 
 // Runs cases with GQA, windows, causal and no mask, unequal lengths, both dtypes, packed and padded
 // sequences, a softmax offset, biases and max_logit.
@@ -58,7 +63,7 @@ TEST_CASE("a family without any capability runs every schedule") {
 }
 
 TEST_CASE("a family that lacks one capability runs every schedule") {
-  const LimitedFamily family(kAlmost[GENERATE(0, 1, 2)]);
+  const LimitedFamily family(kAlmost[GENERATE(0, 1, 2, 3)]);
   HostWorld world(GENERATE(2, 4));
   world.UseFamily(family);
   RunFeatures(world);
@@ -66,16 +71,16 @@ TEST_CASE("a family that lacks one capability runs every schedule") {
 
 // As the family "sm90", which hands a bias to kernels of another family.
 TEST_CASE("a family whose capabilities depend on the request runs every schedule by the request's") {
-  constexpr Capabilities kJoint = kAlmost[1], kApart{true, true, true};
+  constexpr Capabilities kWhole = Without(&Capabilities::splits_keys);
   const LimitedFamily family(
-      [=](const KernelRequest& request) { return request.bias == BiasType::kNone ? kJoint : kApart; });
+      [=](const KernelRequest& request) { return request.bias == BiasType::kNone ? kWhole : kAll; });
   HostWorld world(2);
   world.UseFamily(family);
   for (const BiasType bias : {BiasType::kNone, BiasType::kAlibi}) {
     CAPTURE(static_cast<int>(bias));
     AttentionSpec spec = Small(2, CpCommType::kAllGather);
     spec.bias = bias;
-    CHECK(AllGatherUse(spec, family, 2, 0).joint() == (bias == BiasType::kNone));
+    CHECK(HeadRingUse(spec, family, RingSteps(spec, 1, 2), 0, 0).splits_own() == (bias != BiasType::kNone));
   }
   RunFeatures(world);
 }

@@ -85,7 +85,7 @@ TEST_CASE("Round rounds fp32 to nearest for every count and alignment") {
       const Values want = RoundOnHost(device, from, dtype);
       for (const std::size_t skip : {0u, 1u}) {
         const Buffer target = Poisoned(device, count, dtype);
-        device.ops().Round(source.get<float>() + skip, {target.get(), dtype},
+        device.ops().RoundSum({source.get<float>() + skip}, {target.get(), dtype},
                            static_cast<std::int64_t>(count), device.stream());
         const auto begin = want.begin() + static_cast<std::ptrdiff_t>(skip);
         CHECK(ToHost(device, target, count, dtype) ==

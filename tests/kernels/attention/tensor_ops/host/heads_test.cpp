@@ -151,8 +151,8 @@ TEST_CASE("Round agrees with half.h") {
   const HostRank rank;
   const auto ops = host::MakeTensorOps(rank.seam());
   const auto count = static_cast<std::int64_t>(from.size());
-  ops->Round(from.data(), {fp16.data(), Dtype::kFp16}, count, rank.stream());
-  ops->Round(from.data(), {bf16.data(), Dtype::kBf16}, count, rank.stream());
+  ops->RoundSum({from.data()}, {fp16.data(), Dtype::kFp16}, count, rank.stream());
+  ops->RoundSum({from.data()}, {bf16.data(), Dtype::kBf16}, count, rank.stream());
   rank.Synchronize();
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < from.size(); ++i) {
