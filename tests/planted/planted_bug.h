@@ -15,7 +15,7 @@ enum class Bug {
   kMaxLogitWait,       // max_logit is read before it is the maximum over all ranks
   kGatherWait,         // all_gather computes on keys that have not arrived
   kRingBlockWait,      // a ring step computes on a block that has not arrived
-  kReducedWait,        // all_gather rounds dk and dv before it waits for their sum
+  kReturnedWait,       // dk and dv are summed before the parts of other ranks have come
   kExchangeWait,       // a2a sends heads before they are packed
   kRingStepBlock,      // a ring step computes with the block of the previous step
   kRingStepPositions,  // a ring step uses the positions of another ring position's block
@@ -24,6 +24,7 @@ enum class Bug {
   kBottomRightOfRoom,  // bottom-right alignment uses a sequence's padded length
   kSequenceCrossed,    // queries see keys of the next sequence
   kGradientTwice,      // a partial dk from another ring position is added twice
+  kPartRewritten,      // a part of another rank's gradients is written again before it has left
   kLastGradientLost,   // the partial dk and dv of the ring's last step are not added
   kDqLeftZero,         // dq is zeroed at the end
   kDbiasOfOneRank,     // dbias is not summed over the ranks

@@ -222,7 +222,6 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     block.v.scale = own.v.scale;
     attend(*gathered_, block, false, true);
   }
-  whole_.EndForward(t);
   if (exchanges()) {
     Mark("forward", "heads to tokens");
     exchange_.ToTokens(use_.rows_q, spec_.heads, spec_.dim_v, use_.heads.query, args.out,
@@ -231,6 +230,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
                        buffers_.scratch.get(), {t.lse, Dtype::kFp32});
   }
   MainAfterComm();
+  whole_.EndForward(t);
   EndMarks();
 }
 

@@ -80,7 +80,8 @@ TEST_CASE("a family whose capabilities depend on the request runs every schedule
     CAPTURE(static_cast<int>(bias));
     AttentionSpec spec = Small(2, CpCommType::kAllGather);
     spec.bias = bias;
-    CHECK(HeadRingUse(spec, family, RingSteps(spec, 1, 2), 0, 0).splits_own() == (bias != BiasType::kNone));
+    const HeadRingUse use(spec, family, RingSteps(spec, 1, 2), 0, 0);
+    CHECK(use.block.capabilities().splits_keys == (bias != BiasType::kNone));
   }
   RunFeatures(world);
 }
