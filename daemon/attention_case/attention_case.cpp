@@ -37,6 +37,8 @@ cppool_status Validate(cppool_validation* v) {
     const Json& params = prepared->params;
     attention_case::CheckRelations(params, v->world_size);
     const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
+    if (spec.transfers == kernels::Transfers::kPeer && std::string_view(v->backend) == "host")
+      throw Refused(CPPOOL_UNSUPPORTED, "transfers 'peer' copies between GPUs, and the backend is host");
     prepared->family = attention_case::ChooseKernels(kernel, v->backend, spec, v->world_size);
     const kernels::AttentionFamily& family = *prepared->family;
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec, v->world_size);
@@ -96,6 +98,9 @@ class Report : public kernels::AttentionReport {
       c_->result(c_, "block_ratio", block_ratio_.dump().c_str());
     }
     if (failed_block_.empty()) failed_block_ = verdict.block;
+  }
+  void Moves(kernels::Transfers transfers) override {
+    c_->result(c_, "transfers", transfers == kernels::Transfers::kPeer ? "\"peer\"" : "\"comm\"");
   }
   void Digest(std::uint64_t digest) override {
     char json[24];

@@ -24,6 +24,7 @@ using kernels::CpCommType;
 using kernels::Dtype;
 using kernels::QkvFormat;
 using kernels::SoftmaxType;
+using kernels::Transfers;
 using protocol::ModelTable;
 
 [[noreturn]] void Invalid(const std::string& why) { throw Refused(CPPOOL_INVALID_REQUEST, why); }
@@ -219,6 +220,9 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
                                   {"a2a", CpCommType::kA2a},
                                   {"a2a+p2p", CpCommType::kA2aP2p}});
   spec.a2a_size = params.at("a2a_size").get<int>();
+  spec.transfers =
+      Choose<Transfers>(params, "transfers",
+                        {{"auto", Transfers::kAuto}, {"comm", Transfers::kComm}, {"peer", Transfers::kPeer}});
   spec.mask =
       Choose<AttnMaskType>(params, "attn_mask_type",
                            {{"no_mask", AttnMaskType::kNoMask},

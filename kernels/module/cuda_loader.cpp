@@ -181,6 +181,10 @@ std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) 
                          : OpenCudaModule().attention_families();
 }
 
+Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {
+  return OnHost(runtime->backend) ? Group{} : OpenCudaModule().copy_group(runtime, shape);
+}
+
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {
   return OnHost(runtime->backend) ? host::MakeTensorOps(runtime) : OpenCudaModule().make_tensor_ops(runtime);
 }

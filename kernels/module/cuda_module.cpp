@@ -9,6 +9,7 @@
 #include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 #include "kernels/build_id.h"
 #include "kernels/runtime/cuda/backend.h"
+#include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -36,13 +37,19 @@ std::vector<const AttentionFamily*> CudaFamilies() {
   return {&Sm80Family()};
 }
 
+Group CopyGroup(cppool_runtime* runtime, GroupShape shape) {
+  Group group;
+  group.comm = static_cast<CudaRank*>(runtime->self)->CopyGroup(shape, &group.rank, &group.size);
+  return group;
+}
+
 }  // namespace
 }  // namespace cppool::kernels::cuda
 
 extern "C" __attribute__((visibility("default"))) const cppool::kernels::CudaModule* cppool_cuda_module() {
   namespace cuda = cppool::kernels::cuda;
-  static const cppool::kernels::CudaModule module{cppool::kernels::SeamId(), cppool::kernels::Commit(),
-                                                  &cuda::CreateBackend,      &cuda::CudaFamilies,
-                                                  &cuda::MakeTensorOps,      &cuda::MakeCheckKernels};
+  static const cppool::kernels::CudaModule module{
+      cppool::kernels::SeamId(), cppool::kernels::Commit(), &cuda::CreateBackend,   &cuda::CudaFamilies,
+      &cuda::CopyGroup,          &cuda::MakeTensorOps,      &cuda::MakeCheckKernels};
   return &module;
 }

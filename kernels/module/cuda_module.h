@@ -17,6 +17,7 @@ struct CudaModule {
   const char* commit;  // Commit(); empty: unknown
   std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
+  Group (*copy_group)(cppool_runtime*, GroupShape);             // as GetCopyGroup
   std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);
 };

@@ -40,6 +40,7 @@ class AttentionRun {
     if (checks || spec_.deterministic) check_->Load();
     const bool trials = checks && attention_.attention->takes_trials();
     if (trials) attention_.attention->AllowTrials();
+    if (rt_->world_size > 1) report_.Moves(TransfersOf(rt_, spec_));
     auto schedule = MakeSchedule(rt_, attention_, spec_);
     // Everything that a check needs is loaded before the first collective too: see Load().
     std::unique_ptr<Schedule> reference;

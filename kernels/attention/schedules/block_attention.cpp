@@ -116,7 +116,8 @@ void BlockAttention::Backward(BackwardArgs args) {
     call.dv = {buffers_.dv_part.get(), dtypes.dv};
   }
   kernels_.attention->Backward(shape(), call, rt_->stream);
-  const std::int64_t queries = use_.queries.rows * shape().heads, keys = use_.gradient_rows * shape().kv_heads;
+  const std::int64_t queries = use_.queries.rows * shape().heads,
+                     keys = use_.gradient_rows * shape().kv_heads;
   if (args.query.wanted && !whole(args.query))
     AddPart(buffers_.dq_part, queries * shape().dim_qk, args.query, args.dq_accumulator,
             {args.dq.data, dtypes.dq});

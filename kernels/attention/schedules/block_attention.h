@@ -18,12 +18,12 @@ namespace cppool::kernels {
 struct BlockUse {
   KernelRequest request;
   const AttentionFamily* family = nullptr;
-  Layout queries;                 // of every call
+  Layout queries;                  // of every call
   std::int64_t rows_kv = 0;        // of the largest block of keys
   std::int64_t gradient_rows = 0;  // of blocks of keys whose gradients are wanted
-  bool several_forward = false;   // blocks of a forward pass; else one, first and last
-  bool several_backward = false;  // calls that add to dq; else one
-  bool keys_in_fp32 = false;      // of some block dk and dv go to an accumulator
+  bool several_forward = false;    // blocks of a forward pass; else one, first and last
+  bool several_backward = false;   // calls that add to dq; else one
+  bool keys_in_fp32 = false;       // of some block dk and dv go to an accumulator
   bool softmax_offset = false;
   bool offset_gradient = false;                        // of the softmax offset: needs rows()
   bool padded_queries = false, padded_keys = false;    // some rows hold no token

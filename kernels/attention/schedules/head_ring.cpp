@@ -26,8 +26,13 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels
   const std::size_t position = static_cast<std::size_t>(groups_.ring.rank);
   std::size_t taken = 0;
   for (const RingSteps::Step& all : ring.steps) {
-    Step step{all.distance, ring.Serves(all, groups.ring.rank), all.attends[position], nullptr,
-              Event(rt_),   Event(rt_),                         0};
+    Step step{all.distance,
+              ring.Serves(all, groups.ring.rank),
+              all.attends[position],
+              nullptr,
+              Event(rt_),
+              Event(rt_),
+              0};
     if (step.serves) step.taken = taken++;
     const bool alone = all.distance == 0 || !ring.gathers || spec.training;
     if (step.attends && alone)

@@ -81,7 +81,8 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   shape.kv_head0 = key.begin;
   block.family = &family;
   block.queries = ring.queries[static_cast<std::size_t>(position)];
-  block.rows_kv = ring.gathers ? std::max<std::int64_t>(1, static_cast<std::int64_t>(slots)) * block_kv : block_kv;
+  block.rows_kv =
+      ring.gathers ? std::max<std::int64_t>(1, static_cast<std::int64_t>(slots)) * block_kv : block_kv;
   block.gradient_rows = block_kv;
   block.several_forward = block.several_backward = last_attended > 0;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;

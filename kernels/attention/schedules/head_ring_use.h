@@ -53,11 +53,11 @@ struct HeadRingUse {
   BlockUse block;                          // calls on the blocks after the exchange
   std::int64_t rows_q = 0, rows_kv = 0;    // of this rank's tokens
   std::int64_t block_q = 0, block_kv = 0;  // of a block after the exchange
-  std::size_t slots = 0;          // for others' blocks: of step i in slot (i - 1) % slots
-  std::size_t last_attended = 0;  // index into RingSteps::steps
-  bool exchanges = false;         // of heads
-  std::size_t serves = 0;         // how many others add to the gradients of this position's block
-  bool sums_gradients = false;    // dk and dv of this position's block are sums, in fp32 until the end
+  std::size_t slots = 0;                   // for others' blocks: of step i in slot (i - 1) % slots
+  std::size_t last_attended = 0;           // index into RingSteps::steps
+  bool exchanges = false;                  // of heads
+  std::size_t serves = 0;                  // how many others add to the gradients of this position's block
+  bool sums_gradients = false;  // dk and dv of this position's block are sums, in fp32 until the end
   // The backward pass attends to the later chunks of the own block first and to the earlier ones last, under
   // which others' keys come and gradients return. Else both are empty.
   Layout later_keys, earlier_keys;

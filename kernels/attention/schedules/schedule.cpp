@@ -58,26 +58,30 @@ int A2aSizeOf(const AttentionSpec& spec, int world_size) {
 // Makes the schedule without what fp8 puts around it.
 std::unique_ptr<Schedule> MakeCpSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                          const AttentionSpec& spec) {
-  const Group world = GetGroup(runtime, CPPOOL_WORLD);
+  const bool copies = TransfersOf(runtime, spec) == Transfers::kPeer;
+  const auto group = [&](int size, int stride) {
+    const GroupShape shape{size, stride};
+    return copies ? GetCopyGroup(runtime, shape) : GetGroup(runtime, shape);
+  };
   HeadRingGroups groups;
-  groups.world = world;
-  switch (spec.comm) {
-    case CpCommType::kAllGather:
-    case CpCommType::kP2p:
-      groups.ring = world;
-      break;
-    case CpCommType::kA2a:
-      groups.heads = world;
-      break;
-    case CpCommType::kA2aP2p:
-      groups.heads = GetGroup(runtime, GroupShape{spec.a2a_size, 1});
-      groups.ring = GetGroup(runtime, GroupShape{world.size / spec.a2a_size, spec.a2a_size});
-      break;
-  }
+  groups.world = GetGroup(runtime, CPPOOL_WORLD);
+  const int a2a_size = A2aSizeOf(spec, groups.world.size), ring_size = groups.world.size / a2a_size;
+  if (a2a_size > 1) groups.heads = group(a2a_size, 1);
+  if (ring_size > 1) groups.ring = group(ring_size, a2a_size);
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, groups);
 }
 
 }  // namespace
+
+Transfers TransfersOf(cppool_runtime* runtime, const AttentionSpec& spec) {
+  if (spec.transfers == Transfers::kComm) return Transfers::kComm;
+  if (GetCopyGroup(runtime, {runtime->world_size, 1}).comm) return Transfers::kPeer;
+  if (spec.transfers == Transfers::kPeer) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED,
+                       "transfers 'peer' copies between devices, and here not all devices reach each other");
+  }
+  return Transfers::kComm;
+}
 
 std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,
                                        const AttentionSpec& spec) {

@@ -117,6 +117,11 @@ inline Group GetGroup(cppool_runtime* rt, GroupShape shape) {
   return group;
 }
 
+// The communicator of the same ranks that moves data by copies between devices, whatever the transport. comm
+// is NULL where there is none: on the host, and where the devices do not reach each other. The rank alone
+// makes it, at once.
+Group GetCopyGroup(cppool_runtime* rt, GroupShape shape);
+
 // send and recv between construction and End() run together.
 class GroupedCalls {
  public:

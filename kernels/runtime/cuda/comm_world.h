@@ -75,7 +75,11 @@ class CommWorld {
   // The rank's communicators, in the order in which they were made: the world's first.
   std::vector<GroupShape> shapes(int rank) const;
   CommGroup group(int rank, GroupShape shape) const;  // comm is NULL: not made
-  CommGroup group(int rank, cppool_comm comm) const;  // comm is NULL: not one of this rank's
+  // comm is NULL: not one of this rank's
+  virtual CommGroup group(int rank, cppool_comm comm) const;
+  // The rank's communicator of a shape that copies between devices, made on the spot by this rank alone. comm
+  // is NULL: the devices do not reach each other.
+  virtual CommGroup CopyGroup(int rank, GroupShape shape) = 0;
   // Forgets what a case began and did not end; where that cannot be forgotten, throws RuntimeError.
   virtual void BeginCase(int rank) { finished_[At(rank)] = false; }
 
@@ -107,7 +111,7 @@ class CommWorld {
   // Any thread: what the rank waits for in MakeGroup.
   std::optional<GroupMeeting::Wait> WaitingForGroup(int rank) const { return meeting_.WaitOf(rank); }
   // As Backend's. NCCL's own calls do not notice.
-  void Finished(int rank);
+  virtual void Finished(int rank);
   // Forgets an abort and all calls under way. CheckRestart throws RuntimeError when the transport cannot. No
   // rank may be in a call.
   virtual void CheckRestart() const = 0;

@@ -1,4 +1,6 @@
-// The transport nccl: every rank has a device of its own, and the communicators are NCCL's.
+// The transport nccl: every rank has a device of its own, and the communicators are NCCL's. Where all devices
+// reach each other there are communicators of copies too: beside a kernel that fills the device, NCCL's
+// kernels wait for free SMs, and copies do not.
 #pragma once
 
 #include <atomic>
@@ -10,6 +12,7 @@
 
 #include "kernels/runtime/cuda/comm_world.h"
 #include "kernels/runtime/cuda/nccl_api.h"
+#include "kernels/runtime/cuda/peer_world.h"
 
 namespace cppool::kernels::cuda {
 
@@ -22,6 +25,11 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   const char* transport() const override { return "nccl"; }
   void JoinWorld(int rank) override;
   void JoinGroup(int rank, GroupShape shape) override;  // ncclCommSplit of the world's communicator
+  using CommWorld::group;
+  CommGroup group(int rank, cppool_comm comm) const override;
+  CommGroup CopyGroup(int rank, GroupShape shape) override {
+    return copies_ ? copies_->CopyGroup(rank, shape) : CommGroup{};
+  }
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
 
@@ -35,12 +43,16 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) override;
 
   void CheckHealth(int rank) override;
+  void CheckCase(int rank) override;
+  std::vector<WaitingCall> Waiting(int rank) const override;  // copies alone
+  void Finished(int rank) override;
   void Abort(const std::string& reason) override;
   void AwaitAbort(std::chrono::milliseconds limit) override;
   // NCCL's communicators do not outlive an abort, and making them again takes half as long as a new process.
   // A thread can leave a group of calls only by making the calls, and their buffers and partners are gone.
   // Nor may the ranks differ in the communicators that they have.
   void CheckRestart() const override;
+  void Restart() override;
 
  protected:
   cppool_status abort_status() const override { return CPPOOL_NCCL; }
@@ -60,8 +72,10 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
     std::unique_lock<std::timed_mutex> lock_;
   };
   void AbortCommunicators();
+  bool IsOfCopies(int rank, cppool_comm comm) const { return copies_ && copies_->group(rank, comm).comm; }
 
   const NcclApi& nccl_;
+  const std::unique_ptr<PeerWorld> copies_;  // NULL: not all devices reach each other
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::shared_future<ncclUniqueId> id_;
   std::atomic<bool> split_failed_{false};  // on some rank

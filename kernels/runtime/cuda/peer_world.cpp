@@ -52,10 +52,10 @@ void PeerWorld::JoinGroup(int rank, GroupShape shape) {
   AddGroup(rank, shape, reinterpret_cast<cppool_comm>(&side));
 }
 
-void PeerWorld::JoinWorld(int rank) {
+void PeerWorld::JoinWorld(int rank, std::shared_ptr<DevicePool> pool) {
   Rank& mine = ranks_[static_cast<std::size_t>(rank)];
   mine.events = std::make_shared<EventPool>();
-  mine.pool = OpenPool(rank);
+  mine.pool = std::move(pool);
   std::vector<int> others;
   for (int other = 0; other < devices(); ++other) {
     if (other == device(rank)) continue;

@@ -1,5 +1,5 @@
 // The transport peer: device copies and events between the ranks of one process, which may share devices. No
-// NCCL.
+// NCCL. The transport nccl has one beside it, for what moves better by copies.
 #pragma once
 
 #include <exception>
@@ -20,8 +20,13 @@ class PeerWorld final : public CommWorld {
   PeerWorld(int size, int devices);
 
   const char* transport() const override { return "peer"; }
-  void JoinWorld(int rank) override;
-  void JoinGroup(int rank, GroupShape shape) override;  // the usual shapes exist with the world
+  void JoinWorld(int rank) override { JoinWorld(rank, OpenPool(rank)); }
+  void JoinWorld(int rank, std::shared_ptr<DevicePool> pool);  // the pool of what is copied
+  void JoinGroup(int rank, GroupShape shape) override;         // the usual shapes exist with the world
+  CommGroup CopyGroup(int rank, GroupShape shape) override {
+    JoinGroup(rank, shape);
+    return group(rank, shape);
+  }
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
 

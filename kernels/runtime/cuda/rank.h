@@ -90,6 +90,8 @@ class CudaRank : public RankRuntime {
   cppool_comm Group(GroupShape shape, int* rank, int* size);
   // A new one is made together with all other ranks, and used once.
   cppool_comm GroupOf(GroupShape shape, int* rank, int* size);
+  // The rank's communicator of copies; NULL: the devices do not reach each other.
+  cppool_comm CopyGroup(GroupShape shape, int* rank, int* size);
   void GroupStart();
   void GroupEnd();
   void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cudaStream_t stream);

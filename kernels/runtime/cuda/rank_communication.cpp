@@ -31,6 +31,10 @@ cppool_comm CudaRank::GroupOf(GroupShape shape, int* rank, int* size) {
   return Give(made, rank, size);
 }
 
+cppool_comm CudaRank::CopyGroup(GroupShape shape, int* rank, int* size) {
+  return Give(world_->CopyGroup(rank_, shape), rank, size);
+}
+
 // A case may pass a communicator of its own: it is noted as if it were the world's.
 void CudaRank::BeginTransfer(cudaStream_t stream, const char* what, std::size_t bytes, int peer,
                              cppool_comm comm) {

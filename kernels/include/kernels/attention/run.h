@@ -29,6 +29,8 @@ class AttentionReport {
   // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed
   // after the run was over. In fp8 also "bits", of quantized inputs, out and delta.
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
+  // Gets how tensors go from rank to rank: kComm or kPeer. Not called in a world of one rank.
+  virtual void Moves(Transfers) {}
   // Gets a hash of the bits of all of this rank's outputs, with spec.deterministic.
   virtual void Digest(std::uint64_t) {}
 };

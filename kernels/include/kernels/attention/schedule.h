@@ -106,6 +106,10 @@ class Schedule {
   virtual Fp8Step Fp8() const { return {}; }
 };
 
+// What spec.transfers means on the runtime's world: kComm or kPeer. The same on all ranks. Throws
+// RuntimeError (CPPOOL_UNSUPPORTED) when copies are asked for and there are none.
+Transfers TransfersOf(cppool_runtime* runtime, const AttentionSpec& spec);
+
 // The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are
 // loaded. `kernels` outlives it.
 std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,

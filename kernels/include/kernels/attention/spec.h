@@ -12,6 +12,9 @@ namespace cppool::kernels {
 
 enum class QkvFormat { kBshd, kSbhd, kThd };  // thd: packed sequences
 enum class CpCommType { kP2p, kAllGather, kA2a, kA2aP2p };
+// How keys, values, heads and their gradients go from rank to rank: by calls on the world's communicators, or
+// by copies between devices. kAuto: by copies where all devices reach each other.
+enum class Transfers { kAuto, kComm, kPeer };
 enum class AttnMaskType {
   kNoMask,
   kCausal,
@@ -76,6 +79,7 @@ struct AttentionSpec {
   CpCommType comm = CpCommType::kP2p;
   int a2a_size =
       2;  // kA2aP2p: how many adjacent ranks exchange heads; 1 < a2a_size < world size, which it divides
+  Transfers transfers = Transfers::kAuto;
   AttnMaskType mask = AttnMaskType::kCausal;
   Sequences queries, keys;        // of `batch` sequences each; DrawSequences or the request says
   bool pad_between_seqs = false;  // thd: sequences do not fill their rooms

@@ -86,7 +86,7 @@ TEST_CASE("Round rounds fp32 to nearest for every count and alignment") {
       for (const std::size_t skip : {0u, 1u}) {
         const Buffer target = Poisoned(device, count, dtype);
         device.ops().RoundSum({source.get<float>() + skip}, {target.get(), dtype},
-                           static_cast<std::int64_t>(count), device.stream());
+                              static_cast<std::int64_t>(count), device.stream());
         const auto begin = want.begin() + static_cast<std::ptrdiff_t>(skip);
         CHECK(ToHost(device, target, count, dtype) ==
               Values(begin, begin + static_cast<std::ptrdiff_t>(count)));
