@@ -8,6 +8,7 @@
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/tensor_ops.h"
 #include "kernels/backend.h"
+#include "kernels/runtime.h"
 
 namespace cppool::kernels {
 
