@@ -75,9 +75,11 @@ extern const cppool_parameter kParameters[] = {
     Integer("a2a_size", "2", 1, kMaxRanks,
             "a2a+p2p: how many adjacent ranks exchange heads, with a ring across their groups; a divisor of "
             "world_size, greater than 1 and smaller than it"),
-    Word("transfers", "\"auto\"", R"(["auto", "comm", "peer"])",
-         "how tensors go from rank to rank: comm: calls of the transport; peer: copies between GPUs, which need "
-         "no SM, also beside NCCL; auto: peer where all GPUs reach each other. ranks in the answer say which"),
+    Word(
+        "transfers", "\"auto\"", R"(["auto", "comm", "peer"])",
+        "how tensors go from rank to rank: comm: calls of the transport; peer: copies between GPUs, which "
+        "need "
+        "no SM, also beside NCCL; auto: peer where all GPUs reach each other. ranks in the answer say which"),
     Word(
         "attn_mask_type", "\"causal\"",
         R"(["no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right"])",

@@ -31,6 +31,7 @@ std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
   return std::make_unique<FakeBackend>(world_size, transport);
 }
 std::vector<const AttentionFamily*> Families() { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake families"); }
+Group CopyGroup(cppool_runtime*, GroupShape) { return {}; }
 std::unique_ptr<TensorOps> MakeOps(cppool_runtime*) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, "fake tensor operations");
 }
@@ -44,7 +45,7 @@ constexpr const char* kId = FAKE_SEAM_ID;
 const char* const kId = SeamId();
 #endif
 
-const CudaModule kModule{kId, "fake", CreateBackend, Families, MakeOps, MakeCheck};
+const CudaModule kModule{kId, "fake", CreateBackend, Families, CopyGroup, MakeOps, MakeCheck};
 
 }  // namespace
 
