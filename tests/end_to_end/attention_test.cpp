@@ -34,6 +34,23 @@ TEST_CASE("a run without checks has no checks in its answer, and the same seed g
   CHECK(run(true) == first);
 }
 
+TEST_CASE("attention on the host goes by the transport's calls, and copies between GPUs are skipped") {
+  DaemonProcess daemon(Host(2));
+  const auto run = [&](const char* transfers) {
+    return daemon.Ask({{"op", "run"}, {"params", {{"max_seqlen_q", 32}, {"transfers", transfers}}}});
+  };
+  for (const char* transfers : {"auto", "comm"}) {
+    const Json answer = run(transfers);
+    CHECK(answer.at("status") == "passed");
+    for (const Json& rank : answer.at("ranks")) CHECK(rank.at("transfers") == "comm");
+  }
+  const Json refused = run("peer");
+  CHECK(refused.at("status") == "skipped");
+  CHECK(refused.at("error") == "transfers 'peer' copies between GPUs, and the backend is host");
+  const Json wrong = run("nvlink");
+  CHECK(wrong.at("failure").at("kind") == "invalid_request");
+}
+
 TEST_CASE(
     "a request with parameters as strings, as Transformer Engine's worker gets them, passes without a "
     "sentinel") {

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -33,6 +34,33 @@ TEST_CASE("attention on GPUs, every schedule") {
     CHECK(hello.at("transport") == "nccl");
     RunAttentionSmoke(daemon, world_size);
   });
+}
+
+TEST_CASE("attention has the same bits by copies between GPUs and by NCCL") {
+  if (!HasGpus(2)) return;
+  DaemonProcess daemon({"--world-size", "2", "--backend", "cuda", "--transport", "nccl"});
+  for (const char* schedule : {"p2p", "all_gather", "a2a"}) {
+    std::vector<std::string> digests;
+    for (const char* transfers : {"comm", "peer", "auto"}) {
+      CAPTURE(schedule, transfers);
+      const Json answer = daemon.Ask({{"op", "run"},
+                                      {"params",
+                                       {{"cp_comm_type", schedule},
+                                        {"transfers", transfers},
+                                        {"max_seqlen_q", 1024},
+                                        {"deterministic", true}}}});
+      // Some GPUs do not reach each other.
+      if (transfers == std::string("peer") && answer.at("status") == "skipped") continue;
+      REQUIRE(answer.at("status") == "passed");
+      std::string all;
+      for (const Json& rank : answer.at("ranks")) {
+        all += rank.at("digest").get<std::string>();
+        if (transfers != std::string("auto")) CHECK(rank.at("transfers") == transfers);
+      }
+      digests.push_back(all);
+    }
+    CHECK(std::set<std::string>(digests.begin(), digests.end()).size() == 1);
+  }
 }
 
 namespace {
