@@ -50,9 +50,11 @@ def _outcome(test: type, world_size: int, test_id: str) -> Any:
     case = {"function": f"{os.path.abspath(__file__)}:run_on_rank", "roots": [os.path.dirname(os.path.abspath(file))], **caller(),
             "kwargs": {"module": test.__module__, "file": os.path.abspath(file), "name": test.__name__, "test_id": test_id}}
     pools = shared_pools(preload=["torch.testing._internal.common_distributed"])
-    own_group = test.opts() is not None  # type: ignore[attr-defined]  # options that the warm group was made without
     try:
-        result = pools.at(world_size).run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
+        pool = pools.at(world_size)
+        # Options and backends that the warm group was made without.
+        own_group = test.opts() is not None or test.backend_str() not in (None, pool.hello()["transport"])  # type: ignore[attr-defined]
+        result = pool.run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
     except PoolError as error:
         return RuntimeError(str(error))
     if result.status == "skipped":

@@ -83,6 +83,13 @@ class TwoRanks(MultiProcContinuousTest):
 
 class FourRanks(TwoRanks):
     world_size = 4
+
+class AnotherBackend(MultiProcContinuousTest):
+    world_size = 2
+    timeout = datetime.timedelta(seconds=60)
+    @classmethod
+    def backend_str(cls): return "cpu:gloo"
+    def test_group(self): self.assertEqual(dist.get_backend_config(), "cpu:gloo")
 """
 
 
@@ -93,7 +100,7 @@ def test_torchs_continuous_tests(tmp_path):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.path.join(BUILD, "python")}
     done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.torch_testing", "test_classes.py"], cwd=tmp_path,
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-    assert "2 failed, 4 passed, 2 skipped" in done.stdout, done.stdout
+    assert "2 failed, 5 passed, 2 skipped" in done.stdout, done.stdout
     # And the tests after it ran.
     assert "ValueError: planted" in done.stdout and ("which rank 1 has not entered" in done.stdout or TOO_BUSY in done.stdout)
 
