@@ -478,7 +478,12 @@ int main(int argc, char** argv) {
       LabelRankOutput();
       static auto* const registry = new CaseRegistry;
       registry->Add(cppool::AttentionCase(), "built in");
-      return RunAgent(parsed.options->agent, *registry);
+      try {
+        return RunAgent(parsed.options->agent, *registry);
+      } catch (const StartError& error) {  // the line for programs is the head's
+        std::fprintf(stderr, "cppoold: %s\n", error.what());
+        _exit(kCannotStart);
+      }
     }
     LabelRankOutput();           // after the log has its stream: its lines name the rank themselves
     static auto* const daemon =  // never destroyed

@@ -166,12 +166,12 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       });
   app.set_version_flag("--version", DescribeInstallation);
 
-  // CLI11 takes "--sentinel=" for an option without its value.
+  // CLI11 takes "--sentinel=" and "--launch=" for options without their values.
   std::vector<std::string> words;
   for (int i = argc - 1; i > 0; --i) {  // it takes them from the back
     const std::string_view word = argv[i];
-    if (word == "--sentinel=") {
-      words.insert(words.end(), {"", "--sentinel"});
+    if (word == "--sentinel=" || word == "--launch=") {
+      words.insert(words.end(), {"", std::string(word.substr(0, word.size() - 1))});
     } else {
       words.emplace_back(word);
     }
