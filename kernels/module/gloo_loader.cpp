@@ -8,8 +8,8 @@
 #include "kernels/build_id.h"
 #include "kernels/error.h"
 #include "kernels/host_link.h"
-#include "kernels/module/gloo_module.h"
 #include "kernels/module/module_files.h"
+#include "kernels/runtime/gloo/gloo_module.h"
 
 namespace cppool::kernels {
 namespace {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Worlds of several processes, which --launch starts: a script of two lines as the launcher, or Open MPI's mpirun where it is.
 
-    machines_test.py CPPOOLD [unittest's arguments]
+    machines_test.py CPPOOLD CPPOOL [unittest's arguments]
 """
 import json
 import os
@@ -398,6 +398,40 @@ class BadInput(Case):
         self.assertEqual(head.end(), 0)
 
 
+class Command(Case):
+    def run_command(self, *words, code=0):
+        done = subprocess.run([COMMAND, *words], env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", "CPPOOL_DAEMON": DAEMON},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(done.returncode, code, done.stdout)
+        return done.stdout
+
+    def test_run_and_the_line_that_repeats(self):
+        cell = ["--world-size", "4", "--backend", "host", "--param", "max_seqlen_q=128", "--param", "num_heads=4"]
+        out = self.run_command("run", "--launch", self.launch(2), *cell)
+        self.assertRegex(out, "transport gloo, 4 ranks on .*, on nodes .*:0, .*:1\n1 passed, 0 failed")
+        out = self.run_command("run", "--launch", "false", *cell, code=1)
+        self.assertIn("--launch: false exited with code 1", out)
+        self.assertIn("--launch false --param", out)
+        self.assertIn("words of a launcher", self.run_command("run", "--launch", " ", *cell, code=2))
+
+    def test_bench(self):
+        out = self.run_command("bench", "--launch", self.launch(2), "--world-size", "2", "--backend", "host", "--param", "max_seqlen_q=128",
+                               "--param", "num_heads=4", "--repeat", "3")
+        self.assertIn("gloo", out)
+
+    def test_doctor_names_nodes_the_allocation_and_settings_of_nccl(self):
+        os.environ.update(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="a,b", NCCL_SOCKET_IFNAME="lo")
+        try:
+            out = self.run_command("doctor", "--backend", "host", "--launch", self.launch(2))
+        finally:
+            for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "NCCL_SOCKET_IFNAME"):
+                del os.environ[name]
+        self.assertIn('Slurm: job 7, 2 nodes (a,b): --launch "srun -N 2 --ntasks-per-node=1"', out)
+        self.assertIn("NCCL_SOCKET_IFNAME=lo", out)
+        self.assertRegex(out, "world size 4 .*backend host, transport gloo, 4 ranks on .*, on nodes ")
+        self.assertIn("cannot be shared evenly by 2 agents", out)
+
+
 @unittest.skipUnless(any(os.access(os.path.join(folder, "mpirun"), os.X_OK) for folder in os.environ["PATH"].split(":")), "no mpirun")
 class OpenMpi(Case):
     def test_essential_cells(self):
@@ -435,5 +469,5 @@ class OpenMpi(Case):
 
 
 if __name__ == "__main__":
-    DAEMON = sys.argv.pop(1)
+    DAEMON, COMMAND = sys.argv.pop(1), sys.argv.pop(1)
     unittest.main()

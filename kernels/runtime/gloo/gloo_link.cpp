@@ -20,7 +20,7 @@
 
 #include "kernels/build_id.h"
 #include "kernels/error.h"
-#include "kernels/module/gloo_module.h"
+#include "kernels/runtime/gloo/gloo_module.h"
 
 namespace cppool::kernels {
 namespace {
