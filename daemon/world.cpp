@@ -85,6 +85,11 @@ std::unique_ptr<kernels::Backend> ChooseBackend(
     setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, world_size).c_str(), 1);
     const int devices = kernels::CountCudaDevices();
     if (devices == 0 && choice == BackendChoice::kAuto) return host();
+    if (devices > 0 && !place.whole())
+      throw StartError(
+          "ranks of several processes run on the host backend alone: start with --backend host, or have "
+          "--launch start one agent, whose GPUs are then those of all ranks",
+          FailureKind::kUnsupported);
     if (devices == 0) {
       StartError none("--backend cuda: CUDA sees no device (" + before +
                           "): check nvidia-smi and the driver, or start with --backend host",
