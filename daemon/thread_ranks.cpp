@@ -62,10 +62,10 @@ std::vector<std::string_view> ThreadRanks::Features() const {
   return features;
 }
 
-Json ThreadRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
+Json ThreadRanks::CasesOf(const std::vector<std::string>& load,
+                          const std::map<std::string, std::string>& digests, Clock::time_point until) {
   Json cases = Json::array();
-  for (const auto& [name, registered] :
-       CasesWith(LoadAll(request.load, LibraryKind::kCases, until, {})).all()) {
+  for (const auto& [name, registered] : CasesWith(LoadAll(load, LibraryKind::kCases, until, digests)).all()) {
     Json parameters = Json::array();
     for (const auto& spec : registered.schema) parameters.push_back(protocol::ToJson(spec));
     cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});

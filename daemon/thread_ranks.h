@@ -39,7 +39,9 @@ class ThreadRanks : public Ranks {
 
   protocol::Json Hello() const override;
   std::vector<std::string_view> Features() const override;
-  protocol::Json Cases(const protocol::ListRequest& request, Clock::time_point until) override;
+  protocol::Json Cases(const protocol::ListRequest& request, Clock::time_point until) override {
+    return CasesOf(request.load, {}, until);
+  }
   void Validate(const protocol::RunRequest& request, Clock::time_point until) override {
     PrepareRun(request, until);
   }
@@ -57,6 +59,10 @@ class ThreadRanks : public Ranks {
   // NULL: none was asked for.
   std::shared_ptr<const PreparedRun> PrepareRun(const protocol::RunRequest& request, Clock::time_point until,
                                                 std::vector<HostSlice>* host = nullptr);
+  // The entries of the answer to `list`. `digests`: of the libraries, as a request has them.
+  protocol::Json CasesOf(const std::vector<std::string>& load,
+                         const std::map<std::string, std::string>& digests, Clock::time_point until);
+  LibraryStore& libraries() { return libraries_; }
   void BeginRun() { leftovers_.BeginRun(libraries_.opened()); }
   // Of a run that is not fatal: adds what it has left behind, and why the daemon should be replaced.
   void EndRun(const PreparedRun& prepared, Clock::time_point until, protocol::RunResult& result);

@@ -21,6 +21,7 @@
 #include "daemon/machines/frame_socket.h"
 #include "daemon/machines/gather.h"
 #include "daemon/machines/handshake.h"
+#include "daemon/machines/library_frames.h"
 #include "daemon/machines/remote_meeting.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
@@ -185,8 +186,10 @@ class Agent {
       if (name == "finish") Finish(job, answer);
       if (name == "memory") answer["memory"] = ranks_->Memory();
       if (name == "cases")
-        answer["cases"] = ranks_->Cases({job.at("load").get<std::vector<std::string>>()},
-                                        Clock::now() + std::chrono::seconds(30));
+        answer["cases"] = ranks_->CasesOf(job.at("load").get<std::vector<std::string>>(),
+                                          job.at("digests").get<std::map<std::string, std::string>>(),
+                                          Clock::now() + std::chrono::seconds(30));
+      if (name == "library") answer.update(library_.Take(job, ranks_->libraries()));
       if (name == "recover")
         world_->backend().Recover(std::chrono::milliseconds(job.at("limit_ms").get<std::int64_t>()));
     } catch (const Refusal& refusal) {
@@ -294,6 +297,7 @@ class Agent {
   UnderWay under_way_;
   std::unique_ptr<World> world_;
   std::unique_ptr<ThreadRanks> ranks_;
+  LibraryReceiver library_;
   std::shared_ptr<const PreparedRun> prepared_;  // of the main thread
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -194,7 +194,10 @@ std::vector<Json> AgentRanks::AskAll(const Json& frame, Clock::time_point until)
 
 Json AgentRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
   const Busy busy(*this);
-  const std::vector<Json> answers = AskAll({{"frame", "cases"}, {"load", request.load}}, until);
+  const std::vector<Json> answers = AskAll({{"frame", "cases"},
+                                            {"load", request.load},
+                                            {"digests", libraries_.Send(request.load, {}, agents_, until)}},
+                                           until);
   ThrowRefusal(answers, agents_);
   return answers.front().at("cases");
 }
@@ -206,11 +209,14 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
     throw Refusal(FailureKind::kInvalidRequest,
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
                   "--python (PoolOptions::python) and without --launch");
+  protocol::RunRequest with_digests = request;
+  with_digests.digests = libraries_.Send(protocol::NamedLibraries(request), request.digests, agents_, until);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-  const std::vector<Json> answers = AskAll({{"frame", "prepare"},
-                                            {"request", protocol::SerializeRequest({std::nullopt, request})},
-                                            {"limit_ms", left.count()}},
-                                           until);
+  const std::vector<Json> answers =
+      AskAll({{"frame", "prepare"},
+              {"request", protocol::SerializeRequest({std::nullopt, with_digests})},
+              {"limit_ms", left.count()}},
+             until);
   ThrowRefusal(answers, agents_);
   for (const Json& library : answers.front().at("loaded"))
     under_way_.Loaded(static_cast<LibraryKind>(library.at(0).get<int>()), library.at(1), library.at(2));

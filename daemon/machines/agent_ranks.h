@@ -14,6 +14,7 @@
 #include "daemon/machines/agent_link.h"
 #include "daemon/machines/agent_runner.h"
 #include "daemon/machines/gather.h"
+#include "daemon/machines/library_frames.h"
 #include "daemon/ranks.h"
 #include "daemon/under_way.h"
 
@@ -71,6 +72,7 @@ class AgentRanks : public Ranks {
   const Options options_;
   std::unique_ptr<Launcher> launcher_;
   std::vector<std::unique_ptr<AgentLink>> agents_;
+  LibrarySender libraries_;
   std::string backend_, transport_;
   Json init_ms_ = Json::object(), devices_ = Json::array();
   std::uint64_t number_ = 0;  // of frames `run` and `probe`

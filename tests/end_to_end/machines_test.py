@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Worlds of several processes, which --launch starts: a script of two lines as the launcher, or Open MPI's mpirun where it is.
 
-    machines_test.py CPPOOLD CPPOOL [unittest's arguments]
+    machines_test.py CPPOOLD CPPOOL LIBRARY [unittest's arguments]
+
+LIBRARY has a case of the name "odd".
 """
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -199,6 +202,44 @@ class Worlds(Case):
             self.assertEqual([rank["rank"] for rank in status["ranks"]], [0, 1, 2, 3])
             self.assertIn("rank 3 on node", status["text"])
             self.assertEqual(head.answer()["failure"]["kind"], "timeout")
+
+
+class Libraries(Case):
+    def test_libraries_are_sent_by_content(self):
+        """The head alone finds the file: it is below its working folder. Each agent has a cache of its own."""
+        script = os.path.join(self.folder.name, "elsewhere")
+        with open(script, "w") as file:
+            file.write("#!/bin/sh\nfor i in 0 1; do (cd / && CPPOOL_CACHE=" + self.folder.name +
+                       "/cache$i CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i exec \"$@\") & done; wait\n")
+        os.chmod(script, 0o700)
+        shutil.copy(LIBRARY, os.path.join(self.folder.name, "mine.so"))
+        here = os.getcwd()
+        os.chdir(self.folder.name)
+        try:
+            head = Head(script, world_size=2)
+        finally:
+            os.chdir(here)
+        self.addCleanup(self.check_end, head)
+        mine = "/proc/self/cwd/mine.so"
+        self.assertIn("odd", [case["name"] for case in head.ask(op="list", load=[mine])["cases"]])
+        for _ in range(2):
+            answer = head.ask(op="run", case="odd", load=[mine])
+            self.assertTrue(answer["ok"], answer)
+        digest = answer["libraries"][0]["digest"]
+        for cache in ("cache0", "cache1"):
+            copies = os.listdir(os.path.join(self.folder.name, cache, "libraries"))
+            self.assertEqual([name for name in copies if digest in name], copies)
+        with open(os.path.join(self.folder.name, "mine.so"), "ab") as file:
+            file.write(os.urandom(7 << 20))  # more than a frame has
+        large = head.ask(op="run", case="odd", load=[mine])
+        self.assertTrue(large["ok"], large)
+        self.assertNotEqual(large["libraries"][0]["digest"], digest)
+        os.remove(os.path.join(self.folder.name, "mine.so"))
+        self.assertIn("mine.so", head.ask(op="run", case="odd", load=[mine])["error"])
+        self.assertTrue(head.ask(op="run", case="odd", load=[mine], digests={mine: digest})["ok"])
+        with open(os.path.join(self.folder.name, "mine.so"), "w") as file:
+            file.write("no library")
+        self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
 
 
 class Failures(Case):
@@ -469,5 +510,5 @@ class OpenMpi(Case):
 
 
 if __name__ == "__main__":
-    DAEMON, COMMAND = sys.argv.pop(1), sys.argv.pop(1)
+    DAEMON, COMMAND, LIBRARY = (os.path.abspath(sys.argv.pop(1)) for _ in range(3))
     unittest.main()
