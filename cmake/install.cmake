@@ -46,6 +46,9 @@ endif()
 if(CPPOOL_WITH_CUDNN)
   install(TARGETS cppool_cudnn LIBRARY DESTINATION lib)
 endif()
+if(CPPOOL_WITH_GLOO)
+  install(TARGETS cppool_gloo LIBRARY DESTINATION lib)
+endif()
 
 # For those without CMake: the same two libraries. Both have the name cppool_client, and the linker takes the shared one unless it is told.
 file(RELATIVE_PATH to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})

@@ -2,7 +2,8 @@
 
 set(CPPOOL_CUDA "AUTO" CACHE STRING "Build the CUDA runtime: AUTO (when nvcc and NCCL are found), ON or OFF")
 set(CPPOOL_CUDNN "AUTO" CACHE STRING "Build the kernels \"cudnn\": AUTO (when the headers of cuDNN and its frontend are found), ON or OFF")
-set_property(CACHE CPPOOL_CUDA CPPOOL_CUDNN PROPERTY STRINGS AUTO ON OFF)
+set(CPPOOL_GLOO "AUTO" CACHE STRING "Build host ranks of several processes: AUTO (when gloo is found), ON or OFF")
+set_property(CACHE CPPOOL_CUDA CPPOOL_CUDNN CPPOOL_GLOO PROPERTY STRINGS AUTO ON OFF)
 # In a project that cppool is a part of, by add_subdirectory or FetchContent, both are off.
 option(CPPOOL_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(CPPOOL_WERROR "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})

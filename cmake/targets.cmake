@@ -8,7 +8,7 @@ add_executable(cppool::cppool ALIAS cppool)
 
 # All but the tests.
 add_custom_target(cppool_programs DEPENDS cppoold cppool cppool_client_c)
-foreach(module cppool_cuda cppool_cudnn)
+foreach(module cppool_cuda cppool_cudnn cppool_gloo)
   if(TARGET ${module})
     add_dependencies(cppool_programs ${module})
   endif()

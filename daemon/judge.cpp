@@ -165,6 +165,8 @@ RunResult Judge(const PreparedRun& run, const std::vector<RankReport>& reports, 
   }
   AddVerdict(reports, result);
   if (stuck.empty()) AddTflops(reports, result);
+  if (result.failure && result.failure->rank)
+    result.failure->node = reports[static_cast<std::size_t>(*result.failure->rank)].node;
   result.seed = run.seed;
   result.kernels = run.kernels;
   result.warnings = run.warnings;

@@ -120,7 +120,9 @@ void Leftovers::Forget() {
   known_groups_ = Groups();
 }
 
-std::size_t Leftovers::Groups() const { return on_cuda_ ? world_.rank(0).Groups().size() : 0; }
+std::size_t Leftovers::Groups() const {
+  return on_cuda_ ? world_.rank(world_.place().first).Groups().size() : 0;
+}
 
 bool Leftovers::MayHaveLeft() const {
   if (threads_.Count() != threads_.last().size() || HasChildren()) return true;
@@ -139,7 +141,8 @@ bool Leftovers::MayHaveLeft() const {
 Leftovers::Found Leftovers::Look() {
   Found found;
   std::set<int> own;
-  for (int rank = 0; rank < world_.size(); ++rank) own.merge(world_.rank(rank).Threads());
+  for (int rank = 0; rank < world_.size(); ++rank)
+    own.merge(world_.rank(world_.place().first + rank).Threads());
   const bool doubtful = known_groups_ != Groups() || HasOpenMP();
   for (const int thread : threads_.List()) {
     if (known_threads_.contains(thread) || own.contains(thread)) continue;

@@ -136,6 +136,16 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
   return library;
 }
 
+bool LibraryStore::Has(const std::string& path, const std::string& digest) {
+  return loaded_.count(digest) > 0 || ReadCopy(path, digest).has_value();
+}
+
+void LibraryStore::Keep(const std::string& path, std::string bytes) {
+  CheckElf(path, bytes);
+  std::string digest = base::Digest(bytes);
+  MakeCopy(path, {std::move(bytes), std::move(digest)});
+}
+
 const LoadedLibrary& LibraryStore::LoadCudnn() try {
   const std::string path = kernels::CudnnModule();
   std::string digest = KnownDigest(path);

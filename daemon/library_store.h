@@ -44,6 +44,11 @@ class LibraryStore {
   const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until,
                             const std::string& wanted = "");
 
+  // For a file that is on another machine: whether its content with this digest is loaded or has a copy here;
+  // and the same from now on. Throws LibraryError.
+  bool Has(const std::string& path, const std::string& digest);
+  void Keep(const std::string& path, std::string bytes);
+
   // cuDNN's module with its kernels. Throws LibraryError, also when its file has changed since it was loaded.
   const LoadedLibrary& LoadCudnn();
 

@@ -35,6 +35,9 @@
 #include "daemon/library_probe.h"
 #include "daemon/library_store.h"
 #include "daemon/log.h"
+#include "daemon/machines/agent.h"
+#include "daemon/machines/agent_ranks.h"
+#include "daemon/machines/launcher.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
 #include "daemon/process_ranks.h"
@@ -153,8 +156,9 @@ class Daemon {
     options.sentinel = options_.sentinel;
     options.version = Version();
     options.started = started_;
-    options.init_ms =
-        options_.python ? StartProcesses(std::move(requests)) : StartThreads(std::move(requests));
+    options.init_ms = options_.python   ? StartProcesses(std::move(requests))
+                      : options_.launch ? StartAgents(std::move(requests))
+                                        : StartThreads(std::move(requests));
     dispatcher_ = std::make_unique<Dispatcher>(*ranks_, under_way_, &*watchdog_, std::move(options));
     Log(LogLevel::kInfo, std::to_string(options_.world_size) + " ranks on " + start_.backend +
                              " are open after " + Rounded(Milliseconds(Clock::now() - started_), 0) + " ms");
@@ -198,9 +202,9 @@ class Daemon {
     ThreadRanks::Options ranks;
     ranks.kernels = options_.kernels;
     if (options_.allow_faults)
-      ranks.faults = FaultMeans{
-          options_.sentinel + "{\"ok\": true, \"status\": \"pas",
-          [this](std::string_view text) { answers_.Write(text, Clock::now() + kLastAnswerLimit); }};
+      ranks.faults = FaultMeans{HalfAnswer(), [this](std::string_view text) {
+                                  answers_.Write(text, Clock::now() + kLastAnswerLimit);
+                                }};
     OpenRequests(std::move(requests));  // before the ranks count threads and descriptors
     ranks_ = std::make_unique<ThreadRanks>(world, registry_, under_way_, std::move(ranks));
     cppool::protocol::Json times = cppool::protocol::Json::object();
@@ -228,6 +232,50 @@ class Daemon {
     cppool::protocol::Json times = ranks->init_ms();
     ranks_ = std::move(ranks);
     return WithTotal(std::move(times));
+  }
+
+  cppool::protocol::Json StartAgents(UniqueFd requests) {
+    start_.stage = "ranks";
+    AgentRanks::Options options;
+    options.world_size = options_.world_size;
+    options.version = Version();
+    options.words = SplitWords(*options_.launch);
+    options.allow_faults = options_.allow_faults;
+    options.agent = {
+        {"backend", static_cast<int>(options_.backend)}, {"transport", static_cast<int>(options_.transport)},
+        {"kernels", options_.kernels.Words()},           {"log_level", options_.log_level},
+        {"allow_faults", options_.allow_faults},         {"half_answer", HalfAnswer()}};
+    options.write_answer = [this](std::string_view text) {
+      answers_.Write(text, Clock::now() + kLastAnswerLimit);
+    };
+    options.lost = [this](const std::string& why) {
+      Log(LogLevel::kError, why + ": this daemon ends");
+      End(kCannotGoOn);
+    };
+    OpenRequests(std::move(requests));
+    auto ranks = std::make_unique<AgentRanks>(under_way_, std::move(options), Clock::now() + StartLimit());
+    agents_ = ranks.get();
+    start_.backend = ranks->backend();
+    cppool::protocol::Json times = ranks->init_ms();
+    ranks_ = std::move(ranks);
+    return WithTotal(std::move(times));
+  }
+
+  // The client, which kills a daemon that has not started in time, says when: the text on who has come is
+  // wanted before.
+  static std::chrono::milliseconds StartLimit() {
+    const char* const given = std::getenv("CPPOOL_START_LIMIT_MS");
+    const long long limit = given ? std::atoll(given) : 0;
+    if (limit <= 0) return kOpenLimit;
+    return std::chrono::milliseconds(std::max(limit - 2000, limit / 2));
+  }
+
+  std::string HalfAnswer() const { return options_.sentinel + "{\"ok\": true, \"status\": \"pas"; }
+
+  // Without destructors, which may wait for what is stuck.
+  [[noreturn]] void End(int code) {
+    if (AgentRanks* const agents = agents_) agents->EndLauncher();
+    _exit(code);
   }
 
   cppool::protocol::Json WithTotal(cppool::protocol::Json times) const {
@@ -328,7 +376,7 @@ class Daemon {
         const std::lock_guard lock(overtaking_);  // the answer to a cancel comes before that of its run
         WriteAnswer(answer->text);
       }
-      if (answer->fatal) _exit(kCannotGoOn);
+      if (answer->fatal) End(kCannotGoOn);
       if (answer->shutdown) break;
       phase_ = Phase::kWaiting;
       if (!requests_->Arrives(kIdleAfter)) dispatcher_->WhileIdle();
@@ -356,7 +404,7 @@ class Daemon {
       CrashReporter::EndStuck(getpid(), "did not return within 10 s", kCannotGoOn);
     EndAllLines();
     answers_.Write(dispatcher_->TimeoutAnswer(), Clock::now() + kLastAnswerLimit);
-    _exit(kCannotGoOn);
+    End(kCannotGoOn);
   }
 
   void Terminate() {
@@ -365,7 +413,7 @@ class Daemon {
       return;
     }
     Phase waiting = Phase::kWaiting;
-    if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) _exit(kTerminated);
+    if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) End(kTerminated);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof(one));
   }
@@ -391,7 +439,8 @@ class Daemon {
   LibraryStore start_libraries_{{}};  // of --case
   UnderWay under_way_;
   std::unique_ptr<Ranks> ranks_;
-  std::unique_ptr<Dispatcher> dispatcher_;  // there in all phases but kStarting
+  std::atomic<AgentRanks*> agents_{nullptr};  // `ranks_`, where it is one
+  std::unique_ptr<Dispatcher> dispatcher_;    // there in all phases but kStarting
   cppool::protocol::RequestQueue queue_;
   std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered
   std::optional<cppool::protocol::RequestReader> requests_;
@@ -407,6 +456,7 @@ extern "C" void exit(int code) noexcept { CrashReporter::EndByExit(code); }
 int main(int argc, char** argv) {
   const auto started = Clock::now();
   if (argc == 5 && std::string_view(argv[1]) == kProbeOption) return RunProbe(argv[2], argv[3], argv[4]);
+  if (argc > 2 && std::string_view(argv[1]) == kExecLauncher) return ExecLauncher(argv + 2);
   KeepHeapTight();
   StartFailure start;
   start.stage = "process";
@@ -424,6 +474,17 @@ int main(int argc, char** argv) {
     }
     if (!parsed.options) throw StartError(parsed.text);
     SetUpLog(parsed.options->log_level);
+    if (!parsed.options->agent.empty()) {
+      LabelRankOutput();
+      static auto* const registry = new CaseRegistry;
+      registry->Add(cppool::AttentionCase(), "built in");
+      try {
+        return RunAgent(parsed.options->agent, *registry);
+      } catch (const StartError& error) {  // the line for programs is the head's
+        std::fprintf(stderr, "cppoold: %s\n", error.what());
+        _exit(kCannotStart);
+      }
+    }
     LabelRankOutput();           // after the log has its stream: its lines name the rank themselves
     static auto* const daemon =  // never destroyed
         new Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start);

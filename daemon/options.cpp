@@ -68,6 +68,20 @@ std::string OneLine(const std::string& text) {
   return result;
 }
 
+// What ranks of agents do not have.
+void CheckLaunch(const CLI::App& app, const Options& options, const std::string& transport) {
+  const auto given = app.get_options([](const CLI::Option* option) { return option->count() > 0; });
+  if (!options.agent.empty() && given.size() > 1)
+    throw CLI::ValidationError("--agent", "has no other options beside it: the head says what they are");
+  if (!options.launch) return;
+  for (const char* option : {"--python", "--case"})
+    if (app.count(option) > 0)
+      throw CLI::ValidationError(option, "is for ranks of this machine, and --launch starts them elsewhere");
+  if (transport == "peer")
+    throw CLI::ValidationError("--transport",
+                               "peer is for ranks of one process: with --launch it is auto or nccl");
+}
+
 // What ranks that are processes do not have.
 void CheckPython(const CLI::App& app, const Options& options, const std::string& transport) {
   if (!options.python) {
@@ -134,6 +148,11 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   app.add_option("--preload", options.preload,
                  "Modules that Python has imported before it forks the ranks: a,b")
       ->delimiter(',');
+  app.add_option_function<std::string>(
+      "--launch", [&options](const std::string& words) { options.launch = words; },
+      "Ranks are those of agents that this launcher starts, on several machines: \"srun -N 2 "
+      "--ntasks-per-node=1\", \"mpirun -N 1 --hostfile hosts\"");
+  app.add_option("--agent", options.agent, "What a launcher starts: HOST:PORT of the cppoold with --launch");
   app.add_option("--log-level", options.log_level, "What goes to stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
       ->capture_default_str();
@@ -147,12 +166,12 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
       });
   app.set_version_flag("--version", DescribeInstallation);
 
-  // CLI11 takes "--sentinel=" for an option without its value.
+  // CLI11 takes "--sentinel=" and "--launch=" for options without their values.
   std::vector<std::string> words;
   for (int i = argc - 1; i > 0; --i) {  // it takes them from the back
     const std::string_view word = argv[i];
-    if (word == "--sentinel=") {
-      words.insert(words.end(), {"", "--sentinel"});
+    if (word == "--sentinel=" || word == "--launch=") {
+      words.insert(words.end(), {"", std::string(word.substr(0, word.size() - 1))});
     } else {
       words.emplace_back(word);
     }
@@ -162,7 +181,8 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   try {
     app.parse(std::move(words));
     // required() is not used: an unknown option, which may be a misspelt --world-size, is named first.
-    if (app.count("--world-size") == 0) throw CLI::RequiredError("--world-size");
+    CheckLaunch(app, options, transport);
+    if (app.count("--world-size") == 0 && options.agent.empty()) throw CLI::RequiredError("--world-size");
     CheckPython(app, options, transport);
     options.backend = backend == "cuda"   ? BackendChoice::kCuda
                       : backend == "host" ? BackendChoice::kHost

@@ -19,6 +19,8 @@ struct Options {
   protocol::KernelChoice kernels;     // what requests that name none run on
   std::optional<std::string> python;  // ranks are its processes; empty text: the one that FindPython takes
   std::vector<std::string> preload;   // modules
+  std::optional<std::string> launch;  // words of a launcher: the ranks are those of agents that it starts
+  std::string agent;  // HOST:PORT of a head: the process is an agent, and has no other options
   std::string log_level;
   bool allow_faults = false;
   double idle_exit_s = 0;  // the daemon ends after so many seconds without a request; 0: never

@@ -222,7 +222,7 @@ bool FitsInPieces(const PreparedRun& run, World& world) {
   if (run.bytes_per_rank <= 0) return true;
   for (int rank = 0; rank < world.size(); ++rank) {
     const double bytes = run.bytes_per_rank * world.RanksSharingMemoryOf(rank);
-    const kernels::MemoryInfo memory = world.rank(rank).Memory();
+    const kernels::MemoryInfo memory = world.rank(world.place().first + rank).Memory();
     const auto held = static_cast<double>(memory.held_bytes);
     if (bytes > held / 2 && bytes > static_cast<double>(memory.free_bytes) - held) return false;
   }
@@ -233,12 +233,13 @@ void CheckMemory(const PreparedRun& run, World& world) {
   if (run.bytes_per_rank <= 0) return;
   for (int rank = 0; rank < world.size(); ++rank) {
     const int sharing = world.RanksSharingMemoryOf(rank);
-    if (world.rank(rank).HasRoom(run.bytes_per_rank * sharing)) continue;
-    const double free = static_cast<double>(world.rank(rank).Memory().free_bytes);
+    if (world.rank(world.place().first + rank).HasRoom(run.bytes_per_rank * sharing)) continue;
+    const double free = static_cast<double>(world.rank(world.place().first + rank).Memory().free_bytes);
     const std::string ranks = sharing > 1 ? " (" + std::to_string(sharing) + " ranks share them)" : "";
-    throw Refusal(FailureKind::kOutOfMemory,
-                  "each rank needs " + Gigabytes(run.bytes_per_rank) + ", and rank " + std::to_string(rank) +
-                      " has " + Gigabytes(free) + " free" + ranks + "; nothing was allocated");
+    throw Refusal(FailureKind::kOutOfMemory, "each rank needs " + Gigabytes(run.bytes_per_rank) +
+                                                 ", and rank " + std::to_string(world.place().first + rank) +
+                                                 " has " + Gigabytes(free) + " free" + ranks +
+                                                 "; nothing was allocated");
   }
 }
 

@@ -49,7 +49,8 @@ struct RankFailure : CaseFailure {
 FailureOrigin OriginOf(const CaseFailure& failure, bool after_abort);
 
 struct RankReport {
-  int rank = 0;  // its number in the world
+  int rank = 0;      // its number in the world
+  std::string node;  // where it is, as its head names it; empty: in this process
   RankPhase phase = RankPhase::kUnknown;
   RankFailure failure;  // the one that explains most, when there are several
   bool needs_probe =

@@ -1,7 +1,6 @@
 #include "daemon/thread_ranks.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "base/file_cache.h"
@@ -32,15 +31,13 @@ ThreadRanks::ThreadRanks(World& world, const CaseRegistry& registry, UnderWay& u
       under_way_(under_way),
       options_(std::move(options)),
       libraries_(options_.libraries),
-      leftovers_(world) {
-  if (!world.place().whole()) throw std::invalid_argument("a daemon needs all ranks of its world");
-}
+      leftovers_(world) {}
 
 Json ThreadRanks::Hello() const {
   Json devices = Json::array();
   for (int rank = 0; rank < world_.size(); ++rank) {
     const auto& device = world_.devices().at(rank);
-    devices.push_back({{"rank", rank},
+    devices.push_back({{"rank", RankAt(rank)},
                        {"name", device.name},
                        {"ordinal", device.ordinal},
                        {"uuid", device.uuid},
@@ -65,10 +62,10 @@ std::vector<std::string_view> ThreadRanks::Features() const {
   return features;
 }
 
-Json ThreadRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
+Json ThreadRanks::CasesOf(const std::vector<std::string>& load,
+                          const std::map<std::string, std::string>& digests, Clock::time_point until) {
   Json cases = Json::array();
-  for (const auto& [name, registered] :
-       CasesWith(LoadAll(request.load, LibraryKind::kCases, until, {})).all()) {
+  for (const auto& [name, registered] : CasesWith(LoadAll(load, LibraryKind::kCases, until, digests)).all()) {
     Json parameters = Json::array();
     for (const auto& spec : registered.schema) parameters.push_back(protocol::ToJson(spec));
     cases.push_back({{"name", name}, {"doc", registered.doc}, {"parameters", std::move(parameters)}});
@@ -87,8 +84,8 @@ Json ThreadRanks::Memory() {
   world_.threads().WaitUntil(Clock::now() + std::chrono::seconds(5));
   Json memory = Json::array();
   for (int rank = 0; rank < world_.size(); ++rank) {
-    const auto info = world_.rank(rank).Memory();
-    memory.push_back({{"rank", rank},
+    const auto info = world_.rank(RankAt(rank)).Memory();
+    memory.push_back({{"rank", RankAt(rank)},
                       {"device", world_.devices().at(rank).ordinal},
                       {"held_bytes", info.held_bytes},
                       {"free_bytes", info.free_bytes}});
@@ -109,6 +106,7 @@ std::vector<const LoadedLibrary*> ThreadRanks::LoadAll(const std::vector<std::st
       libraries.push_back(
           &libraries_.Load(file, kind, until - kAnswerTime, wanted == digests.end() ? "" : wanted->second));
       under_way_.Loaded(kind, file, libraries.back()->digest);
+      loaded_.push_back({kind, file, libraries.back()->digest});
     }
   } catch (const LibraryError& error) {
     throw Refusal(FailureKind::kInvalidRequest, error.what());
@@ -130,6 +128,7 @@ WantedKernels ThreadRanks::LoadKernels(const protocol::RunRequest& request, Cloc
     wanted.find = [this] {
       const LoadedLibrary& cudnn = libraries_.LoadCudnn();
       under_way_.Loaded(LibraryKind::kKernels, cudnn.path, cudnn.digest);
+      loaded_.push_back({LibraryKind::kKernels, cudnn.path, cudnn.digest});
       return &cudnn.kernels->Find("cudnn", world_.backend().name());
     };
   }
@@ -157,11 +156,11 @@ std::vector<std::size_t> ThreadRanks::MemoryBesidePools() const {
   std::vector<std::size_t> bytes;
   for (int rank = 0; rank < world_.size(); ++rank) {
     if (world_.devices().at(rank).ordinal < 0) return {};
-    const auto info = world_.rank(rank).Memory();
+    const auto info = world_.rank(RankAt(rank)).Memory();
     std::size_t pools = 0;  // the bytes in pools of all ranks on this device
     for (int other = 0; other < world_.size(); ++other) {
       if (world_.devices().at(other).ordinal == world_.devices().at(rank).ordinal)
-        pools += world_.rank(other).Memory().held_bytes;
+        pools += world_.rank(RankAt(other)).Memory().held_bytes;
     }
     const std::size_t known = info.free_bytes + pools, total = world_.devices().at(rank).total_bytes;
     bytes.push_back(total > known ? total - known : 0);
@@ -179,7 +178,7 @@ std::string ThreadRanks::WhyRespawn() const {
     if (now[rank] > beside_pools_[rank] + options_.most_library_bytes)
       return "since the first library was loaded, " +
              std::to_string((now[rank] - beside_pools_[rank]) >> 20) + " MiB of the memory of rank " +
-             std::to_string(rank) +
+             std::to_string(RankAt(static_cast<int>(rank))) +
              "'s device were taken beside the cases' allocations; a loaded library cannot be unloaded";
   }
   return "";
@@ -203,10 +202,11 @@ std::shared_ptr<const PreparedRun> ThreadRanks::PrepareRun(const protocol::RunRe
   std::shared_ptr<PreparedRun> prepared;
   {
     const HostScope check_scope(host, "check parameters");
-    prepared = Prepare(*cases, request, world_.backend().name(), world_.size(), options_.faults, [&] {
-      const HostScope libraries_scope(host, "open libraries");
-      return LoadKernels(request, until);
-    });
+    prepared =
+        Prepare(*cases, request, world_.backend().name(), world_.place().world_size, options_.faults, [&] {
+          const HostScope libraries_scope(host, "open libraries");
+          return LoadKernels(request, until);
+        });
   }
   const HostScope memory_scope(host, "check memory");
   world_.FinishTrim();
@@ -231,16 +231,19 @@ RunResult ThreadRanks::Run(const protocol::RequestQueue::Entry& incoming, const 
       RankRunners{std::make_shared<LocalRanks>(world_, prepared, tag)}, prepared,
       std::shared_ptr<protocol::RunControl>(incoming, &incoming->control), options_.limits);
   under_way_.OnRanks(run);
-  leftovers_.BeginRun(libraries_.opened());
+  BeginRun();
   RunResult result = run->Execute(trace ? &trace->host : nullptr);
   if (trace) run->SaveTrace(*trace, result);
-  if (!result.fatal)
-    leftovers_.Report(prepared->registered.definition, until - kAnswerTime, result.leaks, result.warnings);
-  trim_due_ = !result.fatal;
-  if (!result.fatal && (!request.load.empty() || prepared->wanted_kernels.library))
-    result.respawn = WhyRespawn();
+  if (!result.fatal) EndRun(*prepared, until, result);
+  loaded_.clear();
   under_way_.OnRanks(nullptr);
   return result;
+}
+
+void ThreadRanks::EndRun(const PreparedRun& prepared, Clock::time_point until, RunResult& result) {
+  leftovers_.Report(prepared.registered.definition, until - kAnswerTime, result.leaks, result.warnings);
+  trim_due_ = true;
+  if (!prepared.options.load.empty() || prepared.wanted_kernels.library) result.respawn = WhyRespawn();
 }
 
 }  // namespace cppool::daemon

@@ -115,7 +115,8 @@ std::optional<int> Culprit(const std::vector<RankReport>& ranks) {
 std::string WhereAll(const std::vector<RankReport>& ranks) {
   std::string text;
   for (const RankReport& rank : ranks)
-    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank.rank) + ": " + DescribeRank(rank);
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank.rank) +
+            (rank.node.empty() ? "" : " on node " + rank.node) + ": " + DescribeRank(rank);
   return text;
 }
 
@@ -208,6 +209,7 @@ RunResult TimeoutReport(const std::vector<RankReport>& ranks, std::chrono::milli
     if (!cause.failure.text.empty())  // the cause comes before its consequence
       text = name + ": " + cause.failure.text + "; " + text;
     failure.stage = StageOf(cause.streams);
+    failure.node = cause.node;
     if (Finished(cause))
       text += ", others wait for " + name + ", which has finished";
     else if (std::count_if(ranks.begin(), ranks.end(), [](const auto& rank) { return !Finished(rank); }) > 1)

@@ -65,15 +65,18 @@ std::string NarrowDevices(const char* visible, int count) {
   return std::string(list.substr(0, end));
 }
 
-std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::Transport transport,
-                                                int world_size) {
+std::unique_ptr<kernels::Backend> ChooseBackend(
+    BackendChoice choice, kernels::Transport transport, const kernels::Place& place,
+    const std::function<std::unique_ptr<kernels::HostLink>()>& connect) {
+  const int world_size = place.ranks;
   const auto host = [&] {
     if (transport != kernels::Transport::kAuto) {
       throw StartError(std::string("--transport ") +
                        (transport == kernels::Transport::kNccl ? "nccl" : "peer") +
                        " needs the backend cuda, and this is host");
     }
-    return kernels::CreateHostBackend(world_size);
+    if (place.whole()) return kernels::CreateHostBackend(place);
+    return kernels::CreateHostBackend(place, kernels::CreateHostTransport(place, connect()));
   };
   try {
     if (choice == BackendChoice::kHost) return host();
@@ -82,6 +85,11 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
     setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, world_size).c_str(), 1);
     const int devices = kernels::CountCudaDevices();
     if (devices == 0 && choice == BackendChoice::kAuto) return host();
+    if (devices > 0 && !place.whole())
+      throw StartError(
+          "ranks of several processes run on the host backend alone: start with --backend host, or have "
+          "--launch start one agent, whose GPUs are then those of all ranks",
+          FailureKind::kUnsupported);
     if (devices == 0) {
       StartError none("--backend cuda: CUDA sees no device (" + before +
                           "): check nvidia-smi and the driver, or start with --backend host",
@@ -103,7 +111,7 @@ std::unique_ptr<kernels::Backend> ChooseBackend(BackendChoice choice, kernels::T
     // Ranks that share a device have more streams on it than CUDA has queues by default. Streams that share a
     // queue wait for each other: work would run in an order that no event asks for.
     if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    return kernels::CreateCudaBackend(world_size, transport, kernels::Commit());
+    return kernels::CreateCudaBackend(place, transport, kernels::Commit());
   } catch (const kernels::RuntimeError& error) {
     throw StartError(error.what(), ToFailureKind(error.status()));
   }

@@ -41,10 +41,12 @@ std::string_view KindOf(const Failure& failure) {
 }
 
 Json ToJson(const Failure& failure) {
-  return {{"kind", KindOf(failure)},
-          {"rank", failure.rank ? Json(*failure.rank) : Json()},
-          {"stage", failure.stage.empty() ? Json() : Json(failure.stage)},
-          {"detail", failure.detail}};
+  Json json = {{"kind", KindOf(failure)},
+               {"rank", failure.rank ? Json(*failure.rank) : Json()},
+               {"stage", failure.stage.empty() ? Json() : Json(failure.stage)},
+               {"detail", failure.detail}};
+  if (!failure.node.empty()) json["node"] = failure.node;
+  return json;
 }
 
 }  // namespace cppool::protocol

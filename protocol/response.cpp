@@ -195,6 +195,7 @@ Failure ReadFailure(const Reader& reader) {
   if (!reader.Get("rank").is_null()) failure.rank = reader.Integer("rank");
   failure.stage = reader.StringOrNull("stage");
   failure.detail = reader.String("detail");
+  if (reader.Find("node") != nullptr) failure.node = reader.String("node");
   return failure;
 }
 

@@ -80,6 +80,14 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--devices", arguments->devices,
                  "GPUs to use, N,M,...: indices or UUIDs, as in CUDA_VISIBLE_DEVICES; auto is then cuda")
       ->delimiter(',');
+  app.add_option_function<std::string>(
+         "--launch", [arguments](const std::string& words) { arguments->launch = words; },
+         "Ranks are on several machines, in agents that this launcher starts: \"srun -N 2 "
+         "--ntasks-per-node=1\", \"mpirun -N 1 --hostfile hosts -x CPPOOL_SECRET\"")
+      ->check([](const std::string& words) {
+        return words.find_first_not_of(" \t\n") != std::string::npos ? "" : "give the words of a launcher";
+      })
+      ->type_name("WORDS");
   app.add_option("--daemon", arguments->daemon,
                  "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
   AddRepeatable(app, "--load", &arguments->libraries,
@@ -118,6 +126,7 @@ PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
   options.transport = arguments.transport;
   options.devices = arguments.devices;
   options.attach = arguments.attach;
+  options.launch = arguments.launch;
   return options;
 }
 
@@ -244,6 +253,11 @@ std::string DescribeWorld(const Json& hello) {
     before += std::to_string(devices.size()) + (devices.size() == 1 ? " rank on " : " ranks on ");
   for (const auto& [name, count] : kinds) {
     world += before + (threads ? name : std::to_string(count) + " x " + name);
+    before = ", ";
+  }
+  before = ", on nodes ";
+  for (const Json& node : hello.value("nodes", Json::array())) {
+    world += before + suite::TextFromValue(node.is_object() ? node.value("node", Json("unknown")) : node);
     before = ", ";
   }
   return world;

@@ -49,6 +49,7 @@ struct DaemonArguments {
   std::vector<std::string> devices;
   std::vector<std::string> libraries;  // with further cases, or their sources
   std::string attach;                  // as PoolOptions has it
+  std::optional<std::string> launch;   // likewise
 };
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
 // Without the libraries, which requests name: a warm daemon then loads what was rebuilt.

@@ -94,6 +94,21 @@ void DescribeGpus(const char* visible, std::ostream& out) {
   out << "of these CUDA sees " << (seen.empty() ? "none" : seen) << "\n";
 }
 
+// The allocation of Slurm that this runs in, and NCCL's settings, which all ranks get as they are.
+void DescribeCluster(std::ostream& out) {
+  const auto variable = [](const char* name) -> std::string {
+    const char* const value = std::getenv(name);
+    return value ? value : "";
+  };
+  if (const std::string job = variable("SLURM_JOB_ID"); !job.empty()) {
+    const std::string nodes = variable("SLURM_JOB_NUM_NODES");
+    out << "Slurm: job " << job << ", " << nodes << " nodes (" << variable("SLURM_JOB_NODELIST")
+        << "): --launch \"srun -N " << nodes << " --ntasks-per-node=1\" runs on all of them\n";
+  }
+  for (char** entry = environ; entry && *entry; ++entry)
+    if (std::string_view(*entry).starts_with("NCCL_")) out << *entry << "\n";
+}
+
 // Starts a daemon and describes its world, or says why it does not start.
 bool Try(PoolOptions options, int world_size, std::ostream& out) {
   options.world_size = world_size;
@@ -123,6 +138,7 @@ int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
   const std::string chosen = client::DeviceList(options.devices);
   DescribeGpus(options.devices.empty() ? std::getenv("CUDA_VISIBLE_DEVICES") : chosen.c_str(), out);
+  DescribeCluster(out);
   out << std::flush;
   if (daemon.empty()) return kFailure;
 

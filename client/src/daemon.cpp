@@ -37,6 +37,8 @@ base::SpawnCommand DaemonCommand(const PoolOptions& options) {
   command.arguments = DaemonArguments(options);
   // With it the daemon notices that its parent died before it could watch the parent.
   command.environment.push_back("CPPOOL_PARENT_PID=" + std::to_string(getpid()));
+  if (options.launch)  // it says before who has not come
+    command.environment.push_back("CPPOOL_START_LIMIT_MS=" + std::to_string(options.start_limit.count()));
   if (!options.devices.empty())
     command.environment.push_back("CUDA_VISIBLE_DEVICES=" + DeviceList(options.devices));
   for (const auto& [name, value] : options.environment) command.environment.push_back(name + "=" + value);
@@ -92,6 +94,7 @@ std::vector<std::string> DaemonArguments(const PoolOptions& options) {
   for (const std::string& file : options.case_files) add("--case", file);
   if (options.python) add("--python", *options.python);
   for (const std::string& module : options.preload) add("--preload", module);
+  if (options.launch) add("--launch", *options.launch);
   if (!options.log_level.empty()) add("--log-level", options.log_level);
   if (options.idle_exit > milliseconds(0)) {
     const auto ms = options.idle_exit.count();  // by hand: a harness's locale may write a comma

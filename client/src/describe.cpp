@@ -202,7 +202,7 @@ Result ResultFromJson(Json json) {
   result.error = std::move(read.error);
   if (read.failure)
     result.failure = {std::string(protocol::KindOf(*read.failure)), read.failure->rank, read.failure->stage,
-                      read.failure->detail};
+                      read.failure->detail, read.failure->node};
   result.fatal = read.fatal;
   result.ranks = std::move(read.ranks);
   result.checks = std::move(read.checks);

@@ -25,6 +25,7 @@ void ForEachOption(Options& options, Visit visit) {
   visit("log_level", options.log_level);
   visit("python", options.python);
   visit("preload", options.preload);
+  visit("launch", options.launch);
   visit("arguments", options.arguments);
   visit("environment", options.environment);
   visit("attach", options.attach);

@@ -73,6 +73,7 @@ std::vector<std::string> OptionWords(const PoolOptions& pool, const std::vector<
   if (!pool.devices.empty()) add("--devices", client::DeviceList(pool.devices));  // '' for no device
   if (!pool.daemon.empty()) add("--daemon", pool.daemon);
   if (!pool.attach.empty()) add("--attach", pool.attach);
+  if (pool.launch) add("--launch", *pool.launch);
   for (const std::string& library : libraries) add("--load", library);
   protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
     const auto& value = run.*member.value;

@@ -116,10 +116,6 @@ TEST_CASE("a place that is not the whole world needs the transport of the others
   const auto transport = kernels::CreateHostTransport(4);
   const auto backend = kernels::CreateHostBackend(kernels::Place(4, 2, 2), transport);
   CHECK(backend->Devices().size() == 2);
-  daemon::World world(kernels::CreateHostBackend(kernels::Place(4, 2, 2), transport));
-  const daemon::CaseRegistry cases;
-  daemon::UnderWay under_way;
-  CHECK_THROWS_WITH(daemon::ThreadRanks(world, cases, under_way, {}), ContainsSubstring("needs all ranks"));
   for (const int other : {1, 4}) CHECK_THROWS_AS(backend->OpenRank(other), kernels::RuntimeError);
 }
 

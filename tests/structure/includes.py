@@ -32,6 +32,7 @@ ALLOWED = {
     "kernels/runtime/common": ["kernels/numerics", *RUNTIME_PUBLIC],
     "kernels/runtime/host": ["kernels/runtime/common", "kernels/numerics", *RUNTIME_PUBLIC],
     "kernels/runtime/cuda": ["kernels/runtime/common", "kernels/numerics", *RUNTIME_PUBLIC],
+    "kernels/runtime/gloo": RUNTIME_PUBLIC,
     "kernels/attention/problem": ["kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/tensor_ops": ["kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
     "kernels/attention/tensor_ops/host": ["kernels/attention/tensor_ops", "kernels/attention/problem", "kernels/numerics", *KERNELS_PUBLIC],
@@ -58,13 +59,14 @@ ALLOWED = {
     # The module creates every implementation.
     "kernels/module": ["kernels/attention/checks/cuda", "kernels/attention/checks/host", "kernels/attention/families",
                        "kernels/attention/families/host", "kernels/attention/families/*", "kernels/attention/tensor_ops/cuda", "kernels/attention/tensor_ops/host",
-                       "kernels/runtime/cuda", *KERNELS_PUBLIC],
+                       "kernels/runtime/cuda", "kernels/runtime/gloo", *KERNELS_PUBLIC],
     # A module that nothing else needs. It sees the C header alone.
     "kernels/cudnn": ["kernels/include/cppool"],
     # The daemon includes only public headers of the kernels. The attention case does not depend on the rest of the daemon.
     "daemon/include": ["kernels/include/cppool"],
     "daemon": ["daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
-    "daemon/main.cpp": ["daemon", "daemon/attention_case", "daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
+    "daemon/machines": ["daemon", "daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
+    "daemon/main.cpp": ["daemon", "daemon/attention_case", "daemon/machines", "daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
     "daemon/attention_case": ["daemon/include", *PROTOCOL_PUBLIC, *KERNELS_PUBLIC],
     # The client includes neither kernels, nor daemon, nor CUDA. Its installed header uses an installed header of the protocol.
     "client/include": ["protocol/include"],

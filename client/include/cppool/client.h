@@ -79,7 +79,7 @@ void cppool_client_free(char* out);
 
 /* Makes a pool, and starts nothing. `options` is a JSON object (NULL: {}) with members of
  * cppool::PoolOptions: world_size, daemon, backend, transport, devices (a list), case_files (a list),
- * sentinel, log_level, python, preload (a list), arguments (a list), environment (an object), attach,
+ * sentinel, log_level, python, preload (a list), launch, arguments (a list), environment (an object), attach,
  * retries; and the limits in milliseconds: start_limit_ms, grace_ms, kill_grace_ms, idle_exit_ms,
  * queue_limit_ms. `hooks` (NULL: none) is copied. On success *pool is set and *out is NULL. */
 cppool_client_status cppool_pool_create(const char* options, const cppool_pool_hooks* hooks,

@@ -83,8 +83,12 @@ struct PoolOptions {
   // Ranks that are processes of this Python, and run RunOptions::python: a path or a name on PATH; "": what
   // the daemon finds, $CPPOOL_PYTHON, the Python of $VIRTUAL_ENV, or python3. None: ranks are threads.
   std::optional<std::string> python;
-  std::vector<std::string> preload;    // modules that it has imported before it forks the ranks
-  std::vector<std::string> arguments;  // further arguments of the daemon
+  std::vector<std::string> preload;  // modules that it has imported before it forks the ranks
+  // Ranks are those of agents that this launcher starts, on several machines: "srun -N 2
+  // --ntasks-per-node=1", "mpirun -N 1 --hostfile hosts -x CPPOOL_SECRET". Words as in a shell, without
+  // expansion. None: this machine.
+  std::optional<std::string> launch;
+  std::vector<std::string> arguments;                            // further arguments of the daemon
   std::vector<std::pair<std::string, std::string>> environment;  // added to the caller's
 
   // A server (`cppool serve`) whose daemon answers in place of one of this Pool's own: "default", or the path

@@ -19,6 +19,7 @@ struct Failure {
   std::optional<int> rank;
   std::string stage;
   std::string detail;
+  std::string node = {};  // of the rank, where ranks are on several machines
 };
 
 struct Result {

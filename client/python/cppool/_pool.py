@@ -92,7 +92,8 @@ class Pool:
                  devices: Sequence[Union[int, str]] = (), case_files: Sequence[_Path] = (), log_level: Optional[str] = None,
                  arguments: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None, start_limit: float = 60.0,
                  grace: float = 2.0, kill_grace: float = 5.0, idle_exit: float = 0.0, retries: int = 0,
-                 python: Union[_Path, bool, None] = None, preload: Sequence[str] = (), attach: Optional[_Path] = None, queue_limit: float = 600.0,
+                 python: Union[_Path, bool, None] = None, preload: Sequence[str] = (), launch: Optional[str] = None,
+                 attach: Optional[_Path] = None, queue_limit: float = 600.0,
                  on_stderr: Optional[Callable[[str], None]] = None, log: Optional[Callable[[str], None]] = None):
         """Starts nothing. Throws ValueError for options out of range, TypeError for lists that are none.
 
@@ -103,6 +104,7 @@ class Pool:
         case_files: shared libraries with further cases (cppool/case.h).
         python: ranks are processes of this Python, for `call`: a path; True: the one that runs this. None: ranks are threads.
         preload: modules that it has imported before it forks the ranks: "torch".
+        launch: ranks are on several machines, in agents that this launcher starts: "srun -N 2 --ntasks-per-node=1". None: this machine.
         arguments, environment: further ones of the daemon.
         idle_exit: the daemon ends after so long without a request; 0: never.
         attach: use the daemon of a server, `cppool serve`: "default", or the path of its socket; queue_limit: how long to wait there for
@@ -122,6 +124,8 @@ class Pool:
             raise ValueError("preload is for ranks that are processes: give python=True, or its path, too")
         if python:
             options.update(python=sys.executable if python is True else os.fspath(python), preload=entries(preload, "preload"))
+        if launch is not None:
+            options["launch"] = launch
         if attach is not None:
             options["attach"] = os.fspath(attach)
         if daemon is not None:

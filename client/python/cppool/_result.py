@@ -43,6 +43,7 @@ class Failure(NamedTuple):
     rank: Optional[int]
     stage: Optional[str]
     detail: str
+    node: Optional[str] = None  #: of the rank, where ranks are on several machines
 
 
 class LostAttempt(NamedTuple):
@@ -124,7 +125,7 @@ class Result:
         failure = self.json.get("failure")
         if failure is None:
             return None
-        return Failure(failure["kind"], failure.get("rank"), failure.get("stage"), failure.get("detail") or "")
+        return Failure(failure["kind"], failure.get("rank"), failure.get("stage"), failure.get("detail") or "", failure.get("node"))
 
     @property
     def fatal(self) -> bool:

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `cppool`, the marker `cppool`, `--cppool-attach`, `--cppool-require` and `--cppool-retries`.
+"""The pytest plugin: the fixture `cppool`, the marker `cppool`, `--cppool-attach`, `--cppool-launch`, `--cppool-require` and `--cppool-retries`.
 client/python/README.md explains them."""
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cppool-attach", metavar="SOCKET",
         help="uses the daemons of a server, `cppool serve`, which stay: default, or the path of its socket; $CPPOOL_ATTACH without it")
+    group.addoption(
+        "--cppool-launch", metavar="WORDS",
+        help="ranks of the fixture cppool are on several machines, in agents that this launcher starts: srun -N 2 --ntasks-per-node=1")
     group.addoption(
         "--cppool-ranks", metavar="N", type=int,
         help="runs each test with its fixtures on N warm Python ranks, as suites for `torchrun -m pytest` want it; cppool.ranks marks single tests")
@@ -336,6 +339,8 @@ def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) ->
         options["attach"] = attach or None
     if retries is not None:
         options["retries"] = retries
+    if (launch := request.config.getoption("--cppool-launch")) is not None:
+        options["launch"] = launch
     fixture = CppoolFixture(request.config, _requirement(required, "--cppool-require") if required else None, bool(retries), **options)
     request.config.stash[_FIXTURE] = fixture
     with fixture:  # it stays in the stash: the last test is judged after its end

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/group_shape.h"
+#include "kernels/host_link.h"
 #include "kernels/trace.h"
 
 namespace cppool::kernels {
@@ -144,7 +145,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;       // "cuda", "host"
-  virtual std::string transport() const = 0;  // "nccl", "peer", "host"
+  virtual std::string transport() const = 0;  // "nccl", "peer", "host"; "gloo": host, several processes
   virtual const Place& place() const = 0;
   // Called on all ranks' threads at once, here and in the other places: makes the device ready, joins the
   // usual communicators and uses each once. Throws RuntimeError.
@@ -169,11 +170,14 @@ class Backend {
   virtual void Recover(std::chrono::milliseconds limit) = 0;
 };
 
-// What the host backends of one world exchange through, within a process.
+// What the host backends of one world exchange through: within a process, or through a link to the other
+// processes of the world, each of which has as many ranks as this one.
 struct HostTransport;
 std::shared_ptr<HostTransport> CreateHostTransport(int world_size);
+std::shared_ptr<HostTransport> CreateHostTransport(const Place& place, std::unique_ptr<HostLink> link);
 
-// `transport`: of all places of the world; NULL: the backend makes its own, and must be the whole world.
+// `transport`: of all places that this process has; NULL: the backend makes its own, and must be the whole
+// world.
 std::unique_ptr<Backend> CreateHostBackend(const Place& place,
                                            std::shared_ptr<HostTransport> transport = nullptr);
 

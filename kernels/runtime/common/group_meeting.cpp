@@ -32,6 +32,7 @@ bool GroupMeeting::Meet(int rank, GroupShape shape) {
   mine.asked[round % 2].store(Pack(round, shape), std::memory_order_relaxed);
   mine.waits.store(round, std::memory_order_relaxed);
   for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
+  if (tell_) tell_(rank, round, shape);
   // The deadline is the watchdog's: it aborts the world.
   wake_ups_[static_cast<std::size_t>(rank)].Wait(
       [&] { return aborted_() || Missing(round).empty() || FinishedWithout(round) >= 0; });
@@ -46,6 +47,12 @@ bool GroupMeeting::Meet(int rank, GroupShape shape) {
                      "rank " + std::to_string(gone) + " has finished the case, and rank " +
                          std::to_string(rank) + " is still waiting for it in " + Call(Asked(rank, round)),
                      gone);
+}
+
+void GroupMeeting::Take(int rank, std::uint32_t round, GroupShape shape) {
+  places_[static_cast<std::size_t>(rank)].asked[round % 2].store(Pack(round, shape),
+                                                                 std::memory_order_relaxed);
+  for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
 }
 
 std::uint64_t GroupMeeting::Asked(int rank, std::uint32_t round) const {

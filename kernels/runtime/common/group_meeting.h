@@ -39,6 +39,13 @@ class GroupMeeting {
   // Any thread. None: the rank does not wait here.
   std::optional<Wait> WaitOf(int rank) const;
 
+  // With ranks of other processes: `tell` is called for every rank that comes to Meet, on its thread; Take
+  // says that one of another process has come there. Any thread; who waits is woken.
+  void TellOthers(std::function<void(int rank, std::uint32_t round, GroupShape shape)> tell) {
+    tell_ = std::move(tell);
+  }
+  void Take(int rank, std::uint32_t round, GroupShape shape);
+
   // Forgets which ranks have come. No rank may be in Meet.
   void Restart();
 
@@ -59,6 +66,7 @@ class GroupMeeting {
   std::vector<WakeUp>& wake_ups_;
   const std::function<bool()> aborted_;
   const std::function<bool(int)> finished_;
+  std::function<void(int, std::uint32_t, GroupShape)> tell_;
   std::vector<Place> places_;
 };
 

@@ -32,6 +32,9 @@ std::string ProcessorName() {
 
 struct HostTransport {
   explicit HostTransport(int world_size) : world(world_size) {}
+  HostTransport(const Place& place, std::unique_ptr<HostLink> link)
+      : link_name(link->name()), world(place, std::move(link)) {}
+  const std::string link_name = "host";
   HostWorld world;
   std::mutex mutex;
   std::vector<HostRank*>
@@ -91,13 +94,19 @@ void WarmUp(cppool_runtime* rt, GroupShape shape) {
     throw RuntimeError(CPPOOL_INTERNAL, "the first all_reduce of a communicator gave a wrong sum");
 }
 
+void CheckSize(int world_size) {
+  if (world_size >= 1 && world_size <= kMostRanks) return;
+  throw RuntimeError(CPPOOL_INVALID_REQUEST, "the host backend runs 1 to " + std::to_string(kMostRanks) +
+                                                 " ranks, not " + std::to_string(world_size));
+}
+
 class HostBackend final : public Backend {
  public:
   HostBackend(const Place& place, std::shared_ptr<HostTransport> transport)
       : place_(place), transport_(std::move(transport)) {}
 
   std::string name() const override { return "host"; }
-  std::string transport() const override { return "host"; }
+  std::string transport() const override { return transport_->link_name; }
   void Profile(bool) override {}
   const Place& place() const override { return place_; }
 
@@ -167,11 +176,13 @@ class HostBackend final : public Backend {
 }  // namespace
 
 std::shared_ptr<HostTransport> CreateHostTransport(int world_size) {
-  if (world_size < 1 || world_size > kMostRanks) {
-    throw RuntimeError(CPPOOL_INVALID_REQUEST, "the host backend runs 1 to " + std::to_string(kMostRanks) +
-                                                   " ranks, not " + std::to_string(world_size));
-  }
+  CheckSize(world_size);
   return std::make_shared<HostTransport>(world_size);
+}
+
+std::shared_ptr<HostTransport> CreateHostTransport(const Place& place, std::unique_ptr<HostLink> link) {
+  CheckSize(place.world_size);
+  return std::make_shared<HostTransport>(place, std::move(link));
 }
 
 std::unique_ptr<Backend> CreateHostBackend(const Place& place, std::shared_ptr<HostTransport> transport) {

@@ -6,6 +6,8 @@
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
 #include "kernels/runtime/common/dtype.h"
+#include "kernels/runtime/host/letter_calls.h"
+#include "kernels/runtime/host/mail.h"
 #include "kernels/runtime/host/reduce.h"
 
 namespace cppool::kernels::host {
@@ -327,20 +329,25 @@ class CollectiveOp final : public CommOp {
 
 std::unique_ptr<CommOp> MakeSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data,
                                  std::size_t bytes) {
+  if (comm.mail()) return MakeLetterSend(comm, rank, peer, position, data, bytes);
   return std::make_unique<SendOp>(comm, rank, peer, position, data, bytes);
 }
 std::unique_ptr<CommOp> MakeRecv(HostComm& comm, int rank, int peer, std::uint64_t position, void* data,
                                  std::size_t bytes) {
+  if (comm.mail()) return MakeLetterRecv(comm, rank, peer, position, data, bytes);
   return std::make_unique<RecvOp>(comm, rank, peer, position, data, bytes);
 }
 std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t position,
                                        const CollectiveCall& call) {
+  if (comm.mail()) return MakeLetterCollective(comm, rank, position, call);
   return std::make_unique<CollectiveOp>(comm, rank, position, call);
 }
 
-HostComm::HostComm(std::vector<int> ranks, std::vector<WakeUp>& wake_ups)
-    : name_(CommunicatorOf(ranks, static_cast<int>(wake_ups.size()))),
-      ranks_(std::move(ranks)),
+HostComm::HostComm(GroupShape shape, int rank, std::vector<WakeUp>& wake_ups, Mail* mail)
+    : shape_(shape),
+      mail_(mail),
+      ranks_(shape.Ranks(rank)),
+      name_(CommunicatorOf(ranks_, static_cast<int>(wake_ups.size()))),
       wake_ups_(wake_ups),
       messages_(ranks_.size() * ranks_.size() * kMessageSlots) {
   for (std::uint64_t i = 0; i < kCollectiveSlots; ++i)
@@ -363,6 +370,12 @@ void HostComm::Reset() {
 }
 
 std::vector<int> HostComm::Missing(std::uint64_t position) const {
+  if (mail_) {
+    std::vector<int> missing;
+    for (const int rank : ranks_)
+      if (!mail_->HasJoined(shape_, LetterKind::kInput, rank, position)) missing.push_back(rank);
+    return missing;
+  }
   const CollectiveSlot& slot = *collectives_[position % kCollectiveSlots];
   std::vector<int> missing;
   for (const auto counter : {&Entry::posted, &Entry::left}) {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/group_shape.h"
 #include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/host/wait.h"
@@ -25,15 +26,21 @@
 
 namespace cppool::kernels::host {
 
+class Mail;
+
 // Holds what the ranks of a group share.
 class HostComm {
  public:
-  // `ranks` are the members' ranks in the world; `wake_ups` has one per rank of the world.
-  HostComm(std::vector<int> ranks, std::vector<WakeUp>& wake_ups);
+  // Of the group that `rank` is in. `wake_ups` has one per rank of the world. `mail`: the members' calls are
+  // made by letters (letter_calls.h); NULL: in memory.
+  HostComm(GroupShape shape, int rank, std::vector<WakeUp>& wake_ups, Mail* mail = nullptr);
 
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::string& name() const { return name_; }  // "the communicator of ranks 0 and 1"
   int WorldRank(int member) const { return ranks_[static_cast<std::size_t>(member)]; }
+  const std::vector<int>& ranks() const { return ranks_; }
+  GroupShape shape() const { return shape_; }
+  Mail* mail() const { return mail_; }
   // All positions start at 0 again. No call may be under way.
   void Reset();
   // Any thread: the ranks of the world that have not joined the collective at `position`; when all have,
@@ -81,8 +88,10 @@ class HostComm {
   }
   void WakeMember(int member) { wake_ups_[static_cast<std::size_t>(WorldRank(member))].Notify(); }
 
-  std::string name_;
+  GroupShape shape_;
+  Mail* const mail_;
   std::vector<int> ranks_;
+  std::string name_;
   std::vector<WakeUp>& wake_ups_;
   std::vector<MessageSlot> messages_;
   std::vector<std::unique_ptr<CollectiveSlot>> collectives_;

@@ -52,7 +52,7 @@ void HostRank::BeginCase() {
   SynchronizeAll();
   ReleaseAll();
   trace_.reset();
-  world_->Unfinished(rank_);
+  world_->BeginCase(rank_);
 }
 
 void HostRank::BeginTrace(std::size_t limit) {

@@ -9,14 +9,46 @@
 namespace cppool::kernels::host {
 
 HostWorld::HostWorld(int size, std::function<std::size_t()> available)
-    : size_(size),
+    : HostWorld(Place(size), std::move(available), nullptr) {}
+
+HostWorld::HostWorld(const Place& place, std::unique_ptr<HostLink> link)
+    : HostWorld(place, AvailableMemory, std::move(link)) {}
+
+HostWorld::HostWorld(const Place& place, std::function<std::size_t()> available,
+                     std::unique_ptr<HostLink> link)
+    : size_(place.world_size),
       memory_(std::move(available)),
-      wake_ups_(At(size)),
-      finished_(At(size)),
+      wake_ups_(At(size_)),
+      begun_(At(size_)),
+      finished_(At(size_)),
       meeting_(
           wake_ups_, [this] { return aborted(); },
-          [this](int rank) { return finished_[At(rank)].load(std::memory_order_relaxed); }) {
-  for (const GroupShape shape : UsualShapes(size)) AddComms(shape);
+          [this, first = place.first](int rank) { return HasFinished(rank, first); }) {
+  if (link) {
+    mail_ = std::make_unique<Mail>(place, std::move(link),
+                                   Mail::Events{[this](int rank) { wake_up(rank).Notify(); },
+                                                [this](const LetterHead& head) { TakeNews(head); },
+                                                [this](const std::string& why) { Abort(why); }});
+    meeting_.TellOthers([this](int rank, std::uint32_t round, GroupShape shape) {
+      LetterHead head;
+      head.kind = LetterKind::kAsked;
+      head.from = rank;
+      head.position = round;
+      head.size = shape.size;
+      head.stride = shape.stride;
+      mail_->Tell(head);
+    });
+  }
+  for (const GroupShape shape : UsualShapes(size_)) AddComms(shape);
+}
+
+HostWorld::~HostWorld() = default;
+
+void HostWorld::TakeNews(const LetterHead& head) {
+  if (head.kind == LetterKind::kAsked)
+    return meeting_.Take(head.from, static_cast<std::uint32_t>(head.position), {head.size, head.stride});
+  finished_[At(head.from)].store(head.position, std::memory_order_relaxed);
+  for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
 }
 
 void HostWorld::AddComms(GroupShape shape) {
@@ -24,7 +56,7 @@ void HostWorld::AddComms(GroupShape shape) {
   std::vector<std::unique_ptr<HostComm>> comms(At(size_ / shape.size));
   for (int rank = 0; rank < size_; ++rank) {
     auto& comm = comms[At(shape.Index(rank))];
-    if (!comm) comm = std::make_unique<HostComm>(shape.Ranks(rank), wake_ups_);
+    if (!comm) comm = std::make_unique<HostComm>(shape, rank, wake_ups_, mail_.get());
   }
   comms_.emplace(shape, std::move(comms));
 }
@@ -66,13 +98,20 @@ void HostWorld::ThrowAborted() const {
 
 void HostWorld::Finished(int rank) {
   ProcessorFence();  // the rank's posts come before
-  finished_[At(rank)].store(true, std::memory_order_relaxed);
+  const std::uint64_t count = begun_[At(rank)].load(std::memory_order_relaxed) + 1;
+  finished_[At(rank)].store(count, std::memory_order_relaxed);
   for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
+  if (!mail_) return;
+  LetterHead head;
+  head.kind = LetterKind::kFinished;
+  head.from = rank;
+  head.position = count;
+  mail_->Tell(head);
 }
 
-int HostWorld::FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const {
+int HostWorld::FinishedWithout(int waiting, const std::vector<std::unique_ptr<CommOp>>& ops) const {
   for (int rank = 0; rank < size_; ++rank) {
-    if (!finished_[At(rank)].load(std::memory_order_relaxed)) continue;
+    if (!HasFinished(rank, waiting)) continue;
     ProcessorFence();  // what it has not posted by now, it never will
     for (const auto& op : ops) {
       if (op->Misses(rank)) return rank;
@@ -88,10 +127,11 @@ void HostWorld::Restart() {
     for (auto& comm : comms) comm->Reset();
   }
   meeting_.Restart();
-  for (int rank = 0; rank < size_; ++rank) Unfinished(rank);
+  for (auto& finished : finished_) finished.store(0, std::memory_order_relaxed);
   reason_.clear();
   aborted_.store(false, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_relaxed);
+  const std::uint64_t epoch = epoch_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (mail_) mail_->Restart(epoch);
 }
 
 void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
@@ -129,7 +169,7 @@ void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
     if (ops.empty()) break;
     if (moved) continue;
     note.Set(ops);
-    if (const int gone = stopping ? -1 : FinishedWithout(ops); gone >= 0) {
+    if (const int gone = stopping ? -1 : FinishedWithout(rank, ops); gone >= 0) {
       StreamProgress waiting;
       note.Describe(waiting);
       error = std::make_exception_ptr(RuntimeError(CPPOOL_INTERNAL,
@@ -141,7 +181,7 @@ void HostWorld::Run(int rank, const Failure& failure, WaitNote& note,
       continue;
     }
     wake_up(rank).Wait([&] {
-      if (!stopping && (aborted() || failure.set() || FinishedWithout(ops) >= 0)) return true;
+      if (!stopping && (aborted() || failure.set() || FinishedWithout(rank, ops) >= 0)) return true;
       for (const auto& op : ops) {
         if (op->Ready()) return true;
       }

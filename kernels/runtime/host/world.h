@@ -16,6 +16,7 @@
 #include "kernels/runtime/common/group_meeting.h"
 #include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/host/comm.h"
+#include "kernels/runtime/host/mail.h"
 #include "kernels/runtime/host/memory.h"
 #include "kernels/runtime/host/stream.h"
 
@@ -25,6 +26,9 @@ class HostWorld {
  public:
   // `available` is MemoryGate's.
   explicit HostWorld(int size, std::function<std::size_t()> available = AvailableMemory);
+  // The part of a world that this process has. The others are reached through `link`.
+  HostWorld(const Place& place, std::unique_ptr<HostLink> link);
+  ~HostWorld();
 
   int size() const { return size_; }
   MemoryGate& memory() { return memory_; }
@@ -42,7 +46,8 @@ class HostWorld {
   // Any thread: the rank has ended its case, and all of its calls are over. Calls that wait for another one
   // fail.
   void Finished(int rank);
-  void Unfinished(int rank) { finished_[At(rank)].store(false, std::memory_order_relaxed); }
+  // On the rank's thread. All ranks begin a case before any communicates in it.
+  void BeginCase(int rank) { begun_[At(rank)].fetch_add(1, std::memory_order_relaxed); }
   void ThrowAborted() const;
   // Forgets the abort and resets all communicators. No call may be under way.
   void Restart();
@@ -56,8 +61,15 @@ class HostWorld {
  private:
   static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
   void AddComms(GroupShape shape);  // comms_mutex_ held, or in the constructor
+  HostWorld(const Place& place, std::function<std::size_t()> available, std::unique_ptr<HostLink> link);
+  // Whether `rank` has finished the case that `waiting` has begun, or a later one.
+  bool HasFinished(int rank, int waiting) const {
+    return finished_[At(rank)].load(std::memory_order_relaxed) >
+           begun_[At(waiting)].load(std::memory_order_relaxed);
+  }
+  void TakeNews(const LetterHead& head);  // of ranks of other processes
   // A rank that has finished while one of the calls waits for it; -1: there is none.
-  int FinishedWithout(const std::vector<std::unique_ptr<CommOp>>& ops) const;
+  int FinishedWithout(int rank, const std::vector<std::unique_ptr<CommOp>>& ops) const;
 
   const int size_;
   MemoryGate memory_;
@@ -66,12 +78,15 @@ class HostWorld {
   // order their streams.
   mutable std::mutex comms_mutex_;
   std::map<GroupShape, std::vector<std::unique_ptr<HostComm>>> comms_;  // by GroupShape::Index
-  std::vector<std::atomic<bool>> finished_;                             // by rank
+  // By rank: how many cases it has begun; and 1 more than that when it finished last, which other processes
+  // hear of. A rank that finishes is thus not taken for one that has finished the next case.
+  std::vector<std::atomic<std::uint64_t>> begun_, finished_;
   std::atomic<bool> aborted_{false};
   std::atomic<std::uint64_t> epoch_{0};
   GroupMeeting meeting_;
   mutable std::mutex reason_mutex_;  // taken only around an abort
   std::string reason_;
+  std::unique_ptr<Mail> mail_;  // NULL: all ranks are here; the last member, since its threads use the others
 };
 
 }  // namespace cppool::kernels::host

@@ -39,7 +39,8 @@ struct Failure {
   std::string stage;        // empty (null in JSON) when unknown
   std::string detail;
   std::string unknown_kind =
-      {};  // from a newer daemon: a word that FailureKind does not have, in place of `kind`
+      {};                 // from a newer daemon: a word that FailureKind does not have, in place of `kind`
+  std::string node = {};  // of the rank, where ranks are on several; empty: they are not, or it is not known
 };
 
 std::string_view KindOf(const Failure& failure);  // the word of its kind

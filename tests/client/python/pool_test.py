@@ -712,3 +712,20 @@ def test_a_server(tmp_path):
         fake_pool(attach="elsewhere")
     with pytest.raises(ValueError, match="idle_exit cannot be given with attach"):
         fake_pool(attach=socket, idle_exit=1.0)
+
+
+@pytest.mark.skipif(not os.path.exists(os.path.join(BUILD, "lib/libcppool_gloo.so")), reason="built without gloo")
+def test_ranks_of_several_processes(tmp_path):
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\nfor i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i "$@" & done; wait\n')
+    launcher.chmod(0o700)
+    with cppool.Pool(4, backend="host", launch=f"'{launcher}'", arguments=["--allow-faults"],
+                     environment={"CPPOOL_HEAD_ADDRESS": "127.0.0.1"}) as pool:
+        nodes = pool.hello()["nodes"]
+        assert [node["ranks"] for node in nodes] == [[0, 1], [2, 3]]
+        failed = pool.run({"max_seqlen_q": 128, "num_heads": 4}, fault={"kind": "segfault", "rank": 3})
+        assert failed.fatal and (failed.failure.rank, failed.failure.node) == (3, nodes[1]["node"])
+        assert pool.run({"max_seqlen_q": 128, "num_heads": 4}).ok  # of a fresh world
+        assert pool.hello()["nodes"][1]["pid"] != nodes[1]["pid"]
+    with cppool.Pool(4, backend="host", launch="no-such-launcher") as pool, pytest.raises(cppool.PoolError, match="no program no-such-launcher"):
+        pool.hello()

@@ -1,4 +1,5 @@
-// A host world for tests with one thread per rank, as in the daemon.
+// A host world for tests with one thread per rank, as in the daemon. With CPPOOL_TEST_PROCESSES, its ranks
+// are those of as many processes as divide the world, which exchange letters.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,9 @@
 
 #include "kernels/backend.h"
 #include "kernels/runtime.h"
+#ifdef CPPOOL_TEST_PROCESSES
+#include "tests/kernels/runtime/host/split_backend.h"
+#endif
 
 namespace cppool::test {
 
@@ -24,8 +28,7 @@ inline void Require(bool holds, const std::string& what) {
 
 class World {
  public:
-  explicit World(int size)
-      : backend_(kernels::CreateHostBackend(size)), ranks_(static_cast<std::size_t>(size)) {
+  explicit World(int size) : backend_(MakeBackend(size)), ranks_(static_cast<std::size_t>(size)) {
     ForEachRank([&](int rank) { ranks_[static_cast<std::size_t>(rank)] = backend_->OpenRank(rank); });
   }
 
@@ -81,6 +84,14 @@ class World {
   }
 
  private:
+  static std::unique_ptr<kernels::Backend> MakeBackend(int size) {
+#ifdef CPPOOL_TEST_PROCESSES
+    return MakeSplitBackend(size, CPPOOL_TEST_PROCESSES);
+#else
+    return kernels::CreateHostBackend(size);
+#endif
+  }
+
   void ForEachRank(const std::function<void(int)>& body) {
     std::vector<std::exception_ptr> errors(ranks_.size());
     std::vector<std::thread> threads;

@@ -1,0 +1,249 @@
+#include "daemon/machines/gather.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/hmac.h"
+#include "base/poll_timeout.h"
+#include "daemon/log.h"
+#include "daemon/machines/handshake.h"
+#include "daemon/start_error.h"
+
+namespace cppool::daemon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using protocol::FailureKind;
+using protocol::Json;
+
+constexpr std::chrono::seconds kGreetLimit{5};
+constexpr int kMostGreeted = 64;  // at once
+constexpr const char* kAddressVariable = "CPPOOL_HEAD_ADDRESS";
+
+// The address of this machine that packets to other networks come from: nothing is sent to find it.
+std::string OwnAddress() {
+  const base::UniqueFd probe(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(9);
+  inet_pton(AF_INET, "192.0.2.1", &address.sin_addr);  // of RFC 5737: for documentation
+  socklen_t size = sizeof(address);
+  std::array<char, INET_ADDRSTRLEN> text{};
+  if (!probe || connect(probe.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+      getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      !inet_ntop(AF_INET, &address.sin_addr, text.data(), text.size()))
+    return "127.0.0.1";
+  return text.data();
+}
+
+struct Listener {
+  base::UniqueFd socket;
+  std::string address;  // "HOST:PORT", for agents
+};
+
+Listener Listen() {
+  const char* const wanted = std::getenv(kAddressVariable);
+  const std::string host = wanted && *wanted ? wanted : OwnAddress();
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_family = AF_INET;
+  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0)
+    throw StartError(std::string(kAddressVariable) + "=" + host + ": " + gai_strerror(error));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, freeaddrinfo);
+  base::UniqueFd listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  if (!listener || bind(listener.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      listen(listener.get(), 1024) != 0 ||
+      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0)
+    throw StartError("the head cannot listen at " + host + ": " + std::strerror(errno) + "; set " +
+                     kAddressVariable + " to an address of this machine that the nodes reach");
+  return {std::move(listener), host + ":" + std::to_string(ntohs(bound.sin_port))};
+}
+
+// What threads that greet have found.
+struct Greeted {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::pair<Json, std::unique_ptr<FrameSocket>>> agents;
+  int under_way = 0, dropped = 0;
+  std::string why_dropped;  // the last one
+};
+
+void Greet(const std::shared_ptr<Greeted>& greeted, base::UniqueFd socket, const std::string& secret) {
+  Json about;
+  std::unique_ptr<FrameSocket> frames;
+  std::string why;
+  try {
+    frames = std::make_unique<FrameSocket>(std::move(socket));
+    about = GreetAgent(*frames, secret, Clock::now() + kGreetLimit);
+  } catch (const std::exception& error) {
+    why = (frames ? frames->peer_address() + ": " : "") + error.what();
+  }
+  const std::lock_guard lock(greeted->mutex);
+  --greeted->under_way;
+  if (why.empty()) {
+    greeted->agents.emplace_back(std::move(about), std::move(frames));
+  } else {
+    ++greeted->dropped;
+    greeted->why_dropped = why;
+  }
+  greeted->changed.notify_all();
+}
+
+std::string NodesOf(const std::vector<GreetedAgent>& agents) {
+  std::string nodes;
+  for (const GreetedAgent& agent : agents) nodes += (nodes.empty() ? "" : ", ") + agent.node;
+  return nodes.empty() ? "none" : nodes;
+}
+
+int NumberIn(const Json& about, const char* member) {
+  const auto found = about.find(member);
+  return found != about.end() && found->is_number_integer() ? found->get<int>() : -1;
+}
+
+// Throws StartError where the agent does not fit those that have come.
+void Add(std::vector<GreetedAgent>& agents, int& expected, const Json& about,
+         std::unique_ptr<FrameSocket> socket, int world_size, const std::string& version) {
+  const std::string node = about.value("node", "?"), theirs = about.value("version", "?");
+  if (theirs != version)
+    throw StartError("the agent on node " + node + " is cppoold " + theirs + ", and this one is " + version +
+                     ": install the same on all nodes");
+  const int of = NumberIn(about, "agents"), index = NumberIn(about, "index");
+  if (of < 1)
+    throw StartError("the agent on node " + node +
+                     " does not know how many there are: srun and mpirun say so; another launcher sets "
+                     "CPPOOL_AGENTS to their number, and may set CPPOOL_AGENT_INDEX, from 0");
+  if (expected == 0) expected = of;
+  if (of != expected)
+    throw StartError("the agent on node " + node + " is one of " + std::to_string(of) +
+                     ", and others are of " + std::to_string(expected));
+  if (world_size % expected != 0)
+    throw StartError("a world of " + std::to_string(world_size) + " ranks cannot be shared evenly by " +
+                     std::to_string(expected) + " agents: change --world-size, or how many --launch starts");
+  GreetedAgent agent{index < 0 ? static_cast<int>(agents.size()) : index, node, NumberIn(about, "pid"),
+                     std::move(socket)};
+  const bool twice = std::any_of(agents.begin(), agents.end(),
+                                 [&](const GreetedAgent& other) { return other.index == agent.index; });
+  if (agent.index >= expected || twice)
+    throw StartError("more agents have come than the " + std::to_string(expected) +
+                     " that there should be, the last one from node " + node +
+                     " (others: " + NodesOf(agents) + "): does the launcher start everything twice?");
+  Log(LogLevel::kInfo, "agent " + std::to_string(agents.size() + 1) + " of " + std::to_string(expected) +
+                           " has come, from node " + node);
+  agents.push_back(std::move(agent));
+}
+
+void MakeNamesUnique(std::vector<GreetedAgent>& agents) {
+  std::map<std::string, int> count;
+  for (const GreetedAgent& agent : agents) ++count[agent.node];
+  for (GreetedAgent& agent : agents)
+    if (count[agent.node] > 1) agent.node += ":" + std::to_string(agent.index);
+}
+
+}  // namespace
+
+Gathered GatherAgents(const std::vector<std::string>& words, int world_size, const std::string& version,
+                      Clock::time_point limit) {
+  Listener listener = Listen();
+  const std::string secret = base::RandomDigits();
+  std::array<char, PATH_MAX> own{};
+  if (readlink("/proc/self/exe", own.data(), own.size() - 1) <= 0)
+    throw StartError("the path of cppoold is not known", FailureKind::kInternal);
+  Gathered gathered;
+  gathered.launcher =
+      std::make_unique<Launcher>(words, std::vector<std::string>{own.data(), "--agent", listener.address},
+                                 std::vector<std::string>{std::string(kSecretVariable) + "=" + secret});
+  const auto greeted = std::make_shared<Greeted>();
+  std::vector<GreetedAgent>& agents = gathered.agents;
+  int expected = 0;
+  const auto so_far = [&] {
+    const std::lock_guard lock(greeted->mutex);
+    std::string text = std::to_string(agents.size()) + " of " +
+                       (expected > 0 ? std::to_string(expected) : "an unknown number of") + " agents came (" +
+                       NodesOf(agents) + ")";
+    if (greeted->dropped > 0)
+      text += "; " + std::to_string(greeted->dropped) + " connections were dropped, the last one from " +
+              greeted->why_dropped + ": does the launcher pass on " + kSecretVariable + "? (mpirun: -x " +
+              kSecretVariable + ")";
+    return text;
+  };
+  while (expected == 0 || static_cast<int>(agents.size()) < expected) {
+    pollfd ready = {listener.socket.get(), POLLIN, 0};
+    const auto soon = std::min(limit, Clock::now() + std::chrono::milliseconds(50));
+    const bool comes = poll(&ready, 1, base::PollTimeout(soon)) > 0;
+    std::unique_lock lock(greeted->mutex);
+    if (comes && greeted->under_way < kMostGreeted) {
+      base::UniqueFd socket(accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket) {
+        ++greeted->under_way;
+        std::thread([greeted, secret, raw = socket.Release()] {
+          Greet(greeted, base::UniqueFd(raw), secret);
+        }).detach();
+        greeted->changed.wait_for(lock, std::chrono::milliseconds(5));  // mostly, it is there at once
+      }
+    }
+    std::deque<std::pair<Json, std::unique_ptr<FrameSocket>>> come;
+    come.swap(greeted->agents);
+    const bool greeting = greeted->under_way > 0;
+    lock.unlock();
+    for (auto& [about, socket] : come) Add(agents, expected, about, std::move(socket), world_size, version);
+    if (expected > 0 && static_cast<int>(agents.size()) >= expected) break;
+    if (const auto ended = gathered.launcher->Ended(Clock::now());
+        ended && !greeting && come.empty() && !comes)
+      throw StartError(
+          "--launch: " + gathered.launcher->name() + " " + *ended + " when " + so_far() + "; see its output",
+          FailureKind::kInternal);
+    if (Clock::now() >= limit)
+      throw StartError("--launch: the agents did not come in time: " + so_far(), FailureKind::kTimeout);
+  }
+  std::sort(agents.begin(), agents.end(),
+            [](const GreetedAgent& a, const GreetedAgent& b) { return a.index < b.index; });
+  MakeNamesUnique(agents);
+  return gathered;
+}
+
+AgentPlace PlaceFromEnvironment() {
+  const auto number = [](const char* name) {
+    const char* const text = std::getenv(name);
+    if (!text || !*text) return -1;
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    return *end == 0 && value >= 0 && value < 1 << 20 ? static_cast<int>(value) : -1;
+  };
+  // mpirun within a job of Slurm sets both, and then its own counts.
+  constexpr std::array<std::pair<const char*, const char*>, 4> kNames = {
+      {{"CPPOOL_AGENT_INDEX", "CPPOOL_AGENTS"},
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+       {"PMI_RANK", "PMI_SIZE"},
+       {"SLURM_PROCID", "SLURM_NTASKS"}}};
+  for (const auto& [index, agents] : kNames)
+    if (const int of = number(agents); of > 0) return {number(index), of};
+  return {};
+}
+
+std::string NodeName() {
+  if (const char* const slurm = std::getenv("SLURMD_NODENAME"); slurm && *slurm) return slurm;
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+}  // namespace cppool::daemon

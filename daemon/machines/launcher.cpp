@@ -1,0 +1,126 @@
+#include "daemon/machines/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <system_error>
+
+#include "base/poll_timeout.h"
+#include "base/spawn.h"
+#include "daemon/start_error.h"
+
+namespace cppool::daemon {
+namespace {
+
+constexpr std::chrono::seconds kTerminationLimit{5};
+
+bool IsProgram(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+void CheckProgram(const std::string& name) {
+  if (name.find('/') != std::string::npos) {
+    if (!IsProgram(name)) throw StartError("--launch: " + name + " is no program");
+    return;
+  }
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (IsProgram((folder.empty() ? "." : folder) + "/" + name)) return;
+  throw StartError("--launch: there is no program " + name + " on PATH");
+}
+
+}  // namespace
+
+std::vector<std::string> SplitWords(const std::string& text) {
+  std::vector<std::string> words;
+  char quote = 0;
+  bool in_word = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool space = c == ' ' || c == '\t' || c == '\n';
+    if (quote == 0 && space) {
+      in_word = false;
+      continue;
+    }
+    if (!in_word) words.emplace_back();
+    in_word = true;
+    const char next = i + 1 < text.size() ? text[i + 1] : 0;
+    if (quote != 0 && c == quote) {
+      quote = 0;
+    } else if (quote == 0 && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (c == '\\' && next != 0 && (quote == 0 || (quote == '"' && (next == '"' || next == '\\')))) {
+      words.back() += next;
+      ++i;
+    } else {
+      words.back() += c;
+    }
+  }
+  if (quote != 0) throw StartError(std::string("--launch: a ") + quote + " is not closed: " + text);
+  if (words.empty())
+    throw StartError(
+        "--launch is empty: give the launcher, such as --launch \"srun -N 2 --ntasks-per-node=1\"");
+  return words;
+}
+
+int ExecLauncher(char** words) {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (const char* const head = std::getenv("CPPOOL_HEAD_PID"); !head || std::atoi(head) != getppid())
+    return 1;
+  unsetenv("CPPOOL_HEAD_PID");
+  execvp(words[0], words);
+  std::fprintf(stderr, "cppoold: the launcher %s cannot be started: %s\n", words[0], std::strerror(errno));
+  return 127;
+}
+
+Launcher::Launcher(const std::vector<std::string>& words, const std::vector<std::string>& agent,
+                   const std::vector<std::string>& environment)
+    : name_(words.front().substr(words.front().rfind('/') + 1)) {
+  CheckProgram(words.front());
+  base::SpawnCommand command;
+  command.path = "/proc/self/exe";
+  command.arguments = {kExecLauncher};
+  command.arguments.insert(command.arguments.end(), words.begin(), words.end());
+  command.arguments.insert(command.arguments.end(), agent.begin(), agent.end());
+  command.environment = environment;
+  command.environment.push_back("CPPOOL_HEAD_PID=" + std::to_string(getpid()));
+  const base::UniqueFd none(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  try {
+    pid_ = base::Spawn(command, none.get(), STDERR_FILENO, STDERR_FILENO);
+  } catch (const std::system_error& error) {
+    throw StartError(std::string("--launch: ") + error.what(), protocol::FailureKind::kInternal);
+  }
+  process_ = base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+}
+
+Launcher::~Launcher() { End(Clock::now()); }
+
+std::optional<std::string> Launcher::Ended(Clock::time_point limit) {
+  pollfd ended = {process_.get(), POLLIN, 0};
+  if (process_) poll(&ended, 1, base::PollTimeout(limit));
+  const std::lock_guard lock(mutex_);
+  int status = 0;
+  if (!ended_ && waitpid(pid_, &status, WNOHANG) == pid_) ended_ = base::DescribeStatus(status);
+  return ended_;
+}
+
+void Launcher::End(Clock::time_point limit) {
+  if (!Ended(limit)) {
+    kill(-pid_, SIGTERM);
+    Ended(Clock::now() + kTerminationLimit);
+  }
+  kill(-pid_, SIGKILL);  // what it has left, stopped processes too
+  Ended(Clock::now() + std::chrono::seconds(1));
+}
+
+}  // namespace cppool::daemon

@@ -1,0 +1,53 @@
+// The program that starts agents on the nodes, such as srun or mpirun: a child of the head.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace cppool::daemon {
+
+// The words of `--launch` as a shell takes them, with quotes and backslashes and without any expansion.
+// Throws StartError: a quote is open, or there are none.
+std::vector<std::string> SplitWords(const std::string& text);
+
+// `cppoold --exec-launcher WORDS...`: becomes that program, which gets SIGTERM when the head dies. Returns
+// only when it cannot.
+inline constexpr const char* kExecLauncher = "--exec-launcher";
+int ExecLauncher(char** words);
+
+class Launcher {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Starts it without a shell, in a process group of its own, with `environment` ("NAME=value") beside this
+  // process's. What it writes to stdout goes to stderr. Its words end with `agent`. Throws StartError.
+  Launcher(const std::vector<std::string>& words, const std::vector<std::string>& agent,
+           const std::vector<std::string>& environment);
+  ~Launcher();  // as End
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  const std::string& name() const { return name_; }  // "srun"
+  pid_t pid() const { return pid_; }
+  // Any thread. How it has ended, for people; nothing: it has not by `limit`.
+  std::optional<std::string> Ended(Clock::time_point limit);
+  // Any thread. Waits for it to end by itself until `limit`; then SIGTERM, and what is left of its process
+  // group after 5 s gets SIGKILL.
+  void End(Clock::time_point limit);
+
+ private:
+  const std::string name_;
+  pid_t pid_ = -1;
+  base::UniqueFd process_;  // a pidfd
+  std::mutex mutex_;
+  std::optional<std::string> ended_;
+};
+
+}  // namespace cppool::daemon

@@ -1,0 +1,514 @@
+#!/usr/bin/env python3
+"""Worlds of several processes, which --launch starts: a script of two lines as the launcher, or Open MPI's mpirun where it is.
+
+    machines_test.py CPPOOLD CPPOOL LIBRARY [unittest's arguments]
+
+LIBRARY has a case of the name "odd".
+"""
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+SCRIPT = """#!/bin/sh
+agents=$1; shift
+for index in $(seq 0 $((agents - 1))); do CPPOOL_AGENTS=$agents CPPOOL_AGENT_INDEX=$index "$@" & done
+wait
+"""
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SECRET"
+SMALL = {"max_seqlen_q": 128, "num_heads": 4, "deterministic": True}
+SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
+
+
+class Head:
+    """A cppoold over pipes. `mark` is in the environment of all that it starts."""
+    def __init__(self, launch, world_size=4, options=(), environment=()):
+        self.mark = f"CPPOOL_TEST_MARK={os.getpid()}.{time.monotonic_ns()}"
+        name, _, value = self.mark.partition("=")
+        command = [DAEMON, f"--world-size={world_size}", "--backend=host", "--sentinel=", "--log-level=info", "--allow-faults", *options]
+        if launch is not None:
+            command.append(f"--launch={launch}")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", **dict(environment), name: value})
+        self.lines, self.stderr = queue.Queue(), []
+        self.threads = [threading.Thread(target=self.read), threading.Thread(target=self.read_stderr)]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def read_stderr(self):
+        for line in self.process.stderr:
+            self.stderr.append(line)
+
+    def send(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds=30):
+        line = self.lines.get(timeout=seconds)
+        if line is None:
+            raise AssertionError("the daemon has closed stdout:\n" + "".join(self.stderr[-40:]))
+        return json.loads(line)
+
+    def ask(self, seconds=30, **request):
+        self.send(**request)
+        return self.answer(seconds)
+
+    def run(self, params=None, **request):
+        return self.ask(op="run", params={**SMALL, **(params or {})}, **request)
+
+    def nodes(self):
+        return self.ask(op="hello")["nodes"]
+
+    def marked(self):
+        """The pids of all living processes that it has started, itself too."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if self.mark.encode() in file.read().split(b"\0"):
+                        found.append(int(pid))
+            except OSError:
+                pass
+        return found
+
+    def end(self, seconds=20):
+        if not self.process.stdin.closed:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            self.left = []
+            for _ in range(100):
+                self.left = self.marked()
+                if not self.left:
+                    break
+                time.sleep(0.1)
+            for pid in self.left:
+                os.kill(pid, signal.SIGKILL)
+            for thread in self.threads:
+                thread.join()
+            self.process.stdout.close()
+            self.process.stderr.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.script = os.path.join(cls.folder.name, "launch")
+        with open(cls.script, "w") as file:
+            file.write(SCRIPT)
+        os.chmod(cls.script, 0o700)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def launch(self, agents):
+        return f"'{self.script}' {agents}"
+
+    def head(self, agents=2, world_size=4, **options):
+        head = Head(None if agents is None else self.launch(agents), world_size, **options)
+        self.addCleanup(self.check_end, head)
+        return head
+
+    def check_end(self, head):
+        if head.process.poll() is None or not hasattr(head, "left"):
+            head.end()
+        self.assertEqual(head.left, [], "processes were left behind")
+
+    def digests(self, answer):
+        self.assertTrue(answer["ok"], answer.get("error"))
+        return [rank["digest"] for rank in answer["ranks"]]
+
+
+class Worlds(Case):
+    def test_digests_do_not_depend_on_the_number_of_processes(self):
+        cells = [{"cp_comm_type": schedule} for schedule in SCHEDULES]
+        cells += [{"cp_comm_type": "all_gather", "qkv_format": "thd", "attn_mask_type": "padding_causal"},
+                  {"cp_comm_type": "p2p", "attn_bias_type": "post_scale_bias", "bias_shape": "1hss"},
+                  {"cp_comm_type": "a2a", "num_gqa_groups": 2, "softmax_type": "learnable"},
+                  {"cp_comm_type": "p2p", "dtype": "fp8", "fp8_dpa": True}]
+        with self.head(None) as one:
+            expected = [self.digests(one.run(cell)) for cell in cells]
+        for agents in (1, 2, 4):
+            with self.head(agents) as head:
+                hello = head.ask(op="hello")
+                self.assertEqual(hello["transport"], "host" if agents == 1 else "gloo")
+                self.assertEqual([node["ranks"] for node in hello["nodes"]],
+                                 [list(range(first, first + 4 // agents)) for first in range(0, 4, 4 // agents)])
+                self.assertEqual([self.digests(head.run(cell)) for cell in cells], expected)
+
+    def test_a_run_with_sampling_and_repeats(self):
+        with self.head(4) as head:
+            answer = head.run(repeat=5, warmup=2)
+            self.assertEqual(len(answer["ranks"][3]["samples"]["forward"]), 5, answer)
+            answer = head.run(sampling={"precision": 0.5, "max_ms": 2000}, repeat=200)
+            self.assertIn(answer["stopped"], ("precision", "max_ms", "repeat"))
+
+    def test_list_stats_validate_and_refusals(self):
+        with self.head() as head:
+            self.assertEqual([case["name"] for case in head.ask(op="list")["cases"]], ["attention"])
+            self.assertEqual([rank["rank"] for rank in head.ask(op="stats")["memory"]], [0, 1, 2, 3])
+            self.assertTrue(head.ask(op="validate", params=SMALL)["ok"])
+            refused = head.run({"num_heads": 5, "cp_comm_type": "a2a"})
+            with self.head(None) as one:
+                self.assertEqual(refused["failure"], one.run({"num_heads": 5, "cp_comm_type": "a2a"})["failure"])
+            self.assertEqual(head.run({"no_such": 1})["failure"]["kind"], "invalid_request")
+            self.assertEqual(head.run({"num_heads": 10**3, "max_seqlen_q": 1 << 24})["failure"]["kind"], "out_of_memory")
+            self.assertIn("--launch", head.run(trace="/tmp/trace.json")["error"])
+            self.assertTrue(head.run()["ok"])
+
+    def test_cancel(self):
+        with self.head() as head:
+            head.send(op="run", id="long", params=SMALL, repeat=10000)
+            time.sleep(0.3)
+            answers = [head.ask(op="cancel", cancels="long", id="c"), head.answer()]
+            run = next(answer for answer in answers if answer["id"] == "long")
+            self.assertEqual(run["failure"]["kind"], "cancelled")
+            self.assertNotIn("fatal", run)
+            self.assertTrue(head.run()["ok"])
+
+    def test_status_names_all_ranks(self):
+        with self.head() as head:
+            head.send(op="run", id="run", params=SMALL, fault={"kind": "stall", "rank": 3}, deadline_ms=4000)
+            time.sleep(1)
+            status = head.ask(op="status", id="s")
+            self.assertEqual([rank["rank"] for rank in status["ranks"]], [0, 1, 2, 3])
+            self.assertIn("rank 3 on node", status["text"])
+            self.assertEqual(head.answer()["failure"]["kind"], "timeout")
+
+
+class Libraries(Case):
+    def test_libraries_are_sent_by_content(self):
+        """The head alone finds the file: it is below its working folder. Each agent has a cache of its own."""
+        script = os.path.join(self.folder.name, "elsewhere")
+        with open(script, "w") as file:
+            file.write("#!/bin/sh\nfor i in 0 1; do (cd / && CPPOOL_CACHE=" + self.folder.name +
+                       "/cache$i CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i exec \"$@\") & done; wait\n")
+        os.chmod(script, 0o700)
+        shutil.copy(LIBRARY, os.path.join(self.folder.name, "mine.so"))
+        here = os.getcwd()
+        os.chdir(self.folder.name)
+        try:
+            head = Head(script, world_size=2)
+        finally:
+            os.chdir(here)
+        self.addCleanup(self.check_end, head)
+        mine = "/proc/self/cwd/mine.so"
+        self.assertIn("odd", [case["name"] for case in head.ask(op="list", load=[mine])["cases"]])
+        for _ in range(2):
+            answer = head.ask(op="run", case="odd", load=[mine])
+            self.assertTrue(answer["ok"], answer)
+        digest = answer["libraries"][0]["digest"]
+        for cache in ("cache0", "cache1"):
+            copies = os.listdir(os.path.join(self.folder.name, cache, "libraries"))
+            self.assertEqual([name for name in copies if digest in name], copies)
+        with open(os.path.join(self.folder.name, "mine.so"), "ab") as file:
+            file.write(os.urandom(7 << 20))  # more than a frame has
+        large = head.ask(op="run", case="odd", load=[mine])
+        self.assertTrue(large["ok"], large)
+        self.assertNotEqual(large["libraries"][0]["digest"], digest)
+        os.remove(os.path.join(self.folder.name, "mine.so"))
+        self.assertIn("mine.so", head.ask(op="run", case="odd", load=[mine])["error"])
+        self.assertTrue(head.ask(op="run", case="odd", load=[mine], digests={mine: digest})["ok"])
+        with open(os.path.join(self.folder.name, "mine.so"), "w") as file:
+            file.write("no library")
+        self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
+
+
+class Failures(Case):
+    def compare_faults(self, kinds, agents):
+        """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
+        for kind in kinds:
+            with self.subTest(kind):
+                fault, ends = {"kind": kind, "rank": 2}, []
+                for head in (self.head(None), self.head(agents)):
+                    answer = head.run(fault=fault, deadline_ms=3000)
+                    failure = answer.get("failure") or {"kind": None, "rank": None}
+                    rank = None if kind == "wrong_size" else failure["rank"]  # either of the two ranks may be the first to see it
+                    ends.append((answer["status"], failure["kind"], rank, answer.get("fatal", False)))
+                    if not answer.get("fatal"):
+                        self.assertTrue(head.run()["ok"])
+                    head.end()
+                    self.assertEqual(head.left, [])
+                self.assertEqual(ends[0], ends[1], answer)
+                if failure["rank"] is not None:
+                    self.assertEqual(failure["node"].rpartition(":")[2], str(failure["rank"] * agents // 4), answer)
+
+    def test_faults_of_a_case(self):
+        self.compare_faults(["throw", "out_of_memory", "stall", "stall_host", "skip_collective", "wrong_size", "flip_bit", "half_line"], 2)
+
+    def test_crashes_name_rank_stage_and_node(self):
+        for kind, text in [("segfault", "Segmentation fault"), ("abort", "Aborted"), ("exit", "exit(")]:
+            with self.subTest(kind):
+                head = self.head(4)
+                nodes = head.nodes()
+                answer = head.run(fault={"kind": kind, "rank": 2})
+                self.assertTrue(answer["fatal"], answer)
+                self.assertEqual((answer["failure"]["kind"], answer["failure"]["rank"], answer["failure"]["node"]),
+                                 ("internal", 2, nodes[2]["node"]), answer)
+                self.assertIn(text, answer["error"])
+                self.assertIn("rank", answer["error"])
+                self.assertEqual(head.end(), 3)
+                self.assertEqual(head.left, [])
+
+    def during_a_run(self, do, agents=2, launch=None, deadline_ms=5000):
+        head = Head(launch or self.launch(agents))
+        self.addCleanup(self.check_end, head)
+        nodes = head.nodes()
+        head.send(op="run", params=SMALL, repeat=10000, deadline_ms=deadline_ms)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        do(head, nodes)
+        return head, nodes, begin
+
+    def check_lost(self, head, nodes, begin, limit):
+        answer = head.answer()
+        self.assertLess(time.monotonic() - begin, limit)
+        self.assertTrue(answer["fatal"], answer)
+        self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+        self.assertEqual(head.end(), 3)
+        self.assertEqual(head.left, [])
+        return answer
+
+    def test_an_agent_is_killed(self):
+        answer = self.check_lost(*self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL)), 5)
+        self.assertIn("ranks 2 and 3", answer["error"])
+        self.assertEqual(answer["failure"]["kind"], "internal")
+
+    def test_an_agent_is_stopped(self):
+        head, nodes, begin = self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=3000)
+        answer = head.answer()
+        self.assertLess(time.monotonic() - begin, 6)
+        self.assertEqual(answer["failure"]["kind"], "timeout", answer)
+        self.assertEqual(len(answer["ranks"]), 4)
+        self.assertIn(f"rank 3 on node {nodes[1]['node']}", answer["error"])
+        self.assertEqual(head.end(), 3)
+        self.assertEqual(head.left, [])
+
+    def test_a_stopped_agent_is_missed_by_its_heartbeat(self):
+        answer = self.check_lost(*self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
+        self.assertIn("nothing came from it for 10 s", answer["error"])
+
+    def test_the_launcher_is_killed(self):
+        def kill(head, nodes):
+            own = [pid for pid in head.marked() if pid != head.process.pid and pid not in [node["pid"] for node in nodes]]
+            for pid in own:
+                os.kill(pid, signal.SIGKILL)
+        head, nodes, _ = self.during_a_run(kill, deadline_ms=3000)
+        answer = head.answer()
+        self.assertEqual(answer["status"], "error")
+        self.assertEqual(head.end(), 3)
+        self.assertEqual(head.left, [])
+
+    def test_the_head_is_killed(self):
+        head, _, _ = self.during_a_run(lambda head, nodes: head.process.kill())
+        head.end()
+        self.assertEqual(head.left, [])
+
+    def test_an_agent_is_killed_between_requests(self):
+        head = self.head()
+        nodes = head.nodes()
+        os.kill(nodes[0]["pid"], signal.SIGKILL)
+        self.assertEqual(head.process.wait(10), 3)
+        self.assertIn(f"node {nodes[0]['node']} (ranks 0 and 1) is lost", "".join(head.stderr))
+
+    def test_the_end_of_stdin_ends_everything(self):
+        head = self.head(4)
+        self.assertTrue(head.run()["ok"])
+        begin = time.monotonic()
+        self.assertEqual(head.end(), 0)
+        self.assertLess(time.monotonic() - begin, 8)
+
+
+class BadInput(Case):
+    def refused(self, launch, text, code=2, **options):
+        head = Head(launch, **options)
+        self.addCleanup(self.check_end, head)
+        self.assertEqual(head.end(), code, "".join(head.stderr))
+        self.assertIn(text, "".join(head.stderr))
+        self.assertEqual(len([line for line in head.stderr if line.startswith("cppoold: start ")]), 1)
+
+    def script_of(self, text):
+        path = os.path.join(self.folder.name, "odd")
+        with open(path, "w") as file:
+            file.write("#!/bin/sh\n" + text)
+        os.chmod(path, 0o700)
+        return path
+
+    def test_what_is_no_launcher(self):
+        self.refused("", "--launch is empty")
+        self.refused("   ", "--launch is empty")
+        self.refused("'srun", "is not closed")
+        self.refused("no-such-launcher -N 2", "no program no-such-launcher on PATH")
+        self.refused("/etc/passwd", "is no program")
+
+    def test_a_launcher_that_fails(self):
+        self.refused("false", "false exited with code 1 when 0 of")
+        self.refused("true", "true exited with code 0 when 0 of")
+
+    def test_a_launcher_that_prints(self):
+        path = self.script_of("echo '{\"ok\": true}'; echo more >&2; CPPOOL_AGENTS=1 exec \"$@\"\n")
+        with Head(path) as head:
+            self.assertEqual(head.ask(op="hello", id=7)["id"], 7)
+        self.assertIn('{"ok": true}\n', head.stderr)
+
+    def test_a_world_that_nodes_cannot_share(self):
+        self.refused(self.launch(3), "cannot be shared evenly by 3 agents")
+
+    def test_everything_is_started_twice(self):
+        path = self.script_of("for i in 1 2; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & done; wait\n")
+        self.refused(path, "does the launcher start everything twice?")
+
+    def test_an_agent_that_does_not_know_how_many_there_are(self):
+        self.refused(self.script_of("exec \"$@\"\n"), "CPPOOL_AGENTS")
+
+    def test_a_node_that_never_comes_up(self):
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
+        self.refused(path, "1 of 2 agents came", environment={"CPPOOL_START_LIMIT_MS": "4000"})
+
+    def test_another_secret_is_dropped_and_counted(self):
+        path = self.script_of("CPPOOL_SECRET=wrong CPPOOL_AGENTS=1 \"$@\"; sleep 0.2\n")
+        self.refused(path, "1 connections were dropped, the last one from 127.0.0.1: it has another secret")
+        path = self.script_of("unset CPPOOL_SECRET; CPPOOL_AGENTS=1 \"$@\"; sleep 0.2\n")
+        self.refused(path, "-x CPPOOL_SECRET")
+
+    def test_an_agent_by_hand(self):
+        for words, text in [(["--agent", "127.0.0.1:1"], "CPPOOL_SECRET is not set"), (["--agent", "x", "--backend=host"], "no other options")]:
+            done = subprocess.run([DAEMON, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual((done.returncode, text in done.stdout), (2, True), done.stdout)
+        done = subprocess.run([DAEMON, "--agent", "127.0.0.1:1"], env={**os.environ, "CPPOOL_SECRET": "0"}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
+        self.assertIn("cannot be reached", done.stdout)
+
+    def test_without_gloo(self):
+        self.refused(self.launch(2), "libgloo0", environment={"CPPOOL_GLOO_MODULE": "/etc/passwd"})
+
+    def test_other_options(self):
+        self.refused(self.launch(2), "--python", options=["--python"])
+        self.refused(self.launch(2), "--transport", options=["--transport=peer"])
+
+    def test_garbage_and_strangers_do_not_disturb_the_start(self):
+        """Somebody connects first, with what is no frame, with too much, and with nothing."""
+        path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 1\n"
+                              "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
+        head = Head(path)
+        self.addCleanup(self.check_end, head)
+        address = None
+        while address is None:
+            address = next((line.split()[1] for line in list(head.stderr) if line.startswith("head ")), None)
+            time.sleep(0.01)
+        host, port = address.split(":")
+        silent = socket.create_connection((host, int(port)))
+        for text in (b"\x00\xff\n", b'{"frame": "agent"}\n', b'{"frame": "agent", "nonce": "1", "proof": "2"}\n', b"x" * 100000, b"[" * 3000 + b"\n"):
+            with socket.create_connection((host, int(port))) as stranger:
+                try:
+                    stranger.sendall(text)
+                except OSError:
+                    pass
+        self.assertTrue(head.run()["ok"])
+        with self.assertRaises(OSError):
+            socket.create_connection((host, int(port)))  # it listens no more
+        silent.close()
+        self.assertEqual(head.end(), 0)
+
+
+class Command(Case):
+    def run_command(self, *words, code=0):
+        done = subprocess.run([COMMAND, *words], env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", "CPPOOL_DAEMON": DAEMON},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(done.returncode, code, done.stdout)
+        return done.stdout
+
+    def test_run_and_the_line_that_repeats(self):
+        cell = ["--world-size", "4", "--backend", "host", "--param", "max_seqlen_q=128", "--param", "num_heads=4"]
+        out = self.run_command("run", "--launch", self.launch(2), *cell)
+        self.assertRegex(out, "transport gloo, 4 ranks on .*, on nodes .*:0, .*:1\n1 passed, 0 failed")
+        out = self.run_command("run", "--launch", "false", *cell, code=1)
+        self.assertIn("--launch: false exited with code 1", out)
+        self.assertIn("--launch false --param", out)
+        self.assertIn("words of a launcher", self.run_command("run", "--launch", " ", *cell, code=2))
+
+    def test_bench(self):
+        out = self.run_command("bench", "--launch", self.launch(2), "--world-size", "2", "--backend", "host", "--param", "max_seqlen_q=128",
+                               "--param", "num_heads=4", "--repeat", "3")
+        self.assertIn("gloo", out)
+
+    def test_doctor_names_nodes_the_allocation_and_settings_of_nccl(self):
+        os.environ.update(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="a,b", NCCL_SOCKET_IFNAME="lo")
+        try:
+            out = self.run_command("doctor", "--backend", "host", "--launch", self.launch(2))
+        finally:
+            for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "NCCL_SOCKET_IFNAME"):
+                del os.environ[name]
+        self.assertIn('Slurm: job 7, 2 nodes (a,b): --launch "srun -N 2 --ntasks-per-node=1"', out)
+        self.assertIn("NCCL_SOCKET_IFNAME=lo", out)
+        self.assertRegex(out, "world size 4 .*backend host, transport gloo, 4 ranks on .*, on nodes ")
+        self.assertIn("cannot be shared evenly by 2 agents", out)
+
+
+@unittest.skipUnless(any(os.access(os.path.join(folder, "mpirun"), os.X_OK) for folder in os.environ["PATH"].split(":")), "no mpirun")
+class OpenMpi(Case):
+    def test_essential_cells(self):
+        for agents in (2, 4):
+            with Head(f"{MPIRUN} -n {agents}") as head:
+                for schedule in SCHEDULES:
+                    self.assertTrue(head.run({"cp_comm_type": schedule})["ok"])
+            self.assertEqual(head.left, [])
+
+    def test_kills(self):
+        for what in ("agent", "launcher", "head", "stopped agent"):
+            with self.subTest(what):
+                head = Head(f"{MPIRUN} -n 2")
+                nodes = head.nodes()
+                pids = [node["pid"] for node in nodes]
+                head.send(op="run", params=SMALL, repeat=10000, deadline_ms=3000)
+                time.sleep(0.3)
+                if what == "agent":
+                    os.kill(pids[1], signal.SIGKILL)
+                elif what == "stopped agent":
+                    os.kill(pids[1], signal.SIGSTOP)
+                elif what == "head":
+                    head.process.kill()
+                else:
+                    for pid in head.marked():
+                        if pid != head.process.pid and pid not in pids:
+                            os.kill(pid, signal.SIGKILL)
+                if what != "head":
+                    answer = head.answer()
+                    self.assertTrue(answer["fatal"], answer)
+                    if what == "agent":
+                        self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
+                head.end()
+                self.assertEqual(head.left, [])
+
+
+if __name__ == "__main__":
+    DAEMON, COMMAND, LIBRARY = (os.path.abspath(sys.argv.pop(1)) for _ in range(3))
+    unittest.main()
