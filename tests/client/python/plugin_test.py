@@ -1,11 +1,12 @@
 """The pytest plugin as its users have it: found by its entry point, in a pytest of its own, with the fake daemon or the real one on the
 host backend."""
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from support import FAKE, ROOT, SHORT, serving
+from support import BUILD, FAKE, ROOT, SHORT, serving
 
 pytest_plugins = ["pytester"]
 
@@ -483,3 +484,17 @@ def test_a_server(suite, tmp_path, monkeypatch):
     result = suite(fake(), tests)
     result.assert_outcomes(failed=1)
     assert "there is no server at" in result.stdout.str()
+
+
+@pytest.mark.skipif(not os.path.exists(os.path.join(BUILD, "lib/libcppool_gloo.so")), reason="built without gloo")
+def test_launch(suite, tmp_path):
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\nfor i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i "$@" & done; wait\n')
+    launcher.chmod(0o700)
+    tests = """
+        def test_it(cppool):
+            assert [node["ranks"] for node in cppool.at(2).hello()["nodes"]] == [[0], [1]]
+            assert cppool.run({"max_seqlen_q": 128, "num_heads": 4}, world_size=2).ok
+    """
+    suite(HOST, tests, "--cppool-launch", f"'{launcher}'").assert_outcomes(passed=1)
+    suite(HOST, tests).assert_outcomes(failed=1)  # without nodes
