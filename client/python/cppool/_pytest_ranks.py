@@ -1,15 +1,18 @@
 """Tests that run on every rank of a warm world of Python processes: `@cppool.ranks(2, 4)` and `pytest --cppool-ranks N`."""
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, Optional
 
+import _pytest.config
 import pytest
 
 from ._pool import PoolError, Pools, caller
 from ._result import Result
 
 OPTIONS = ("deadline", "fresh", "own_group", "verdict", "env", "seed")  # of the marker
+CARRIED = ("runxfail", "tbstyle", "showlocals", "fulltrace")  # of pytest's own options: the others choose items, or are of this process
 SIZE = "cppool_world_size"  # the parameter that makes one test for each world size
 
 
@@ -34,6 +37,21 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(SIZE, sizes, ids=[f"W{size}" for size in sizes])
 
 
+def options_of(config: pytest.Config) -> list[str]:
+    """The arguments that give the ranks' pytest the plugins and options of this one, wherever they were set."""
+    own = vars(_pytest.config.get_config()._parser.parse_known_args([]))
+    values = {}
+    for name, value in vars(config.option).items():
+        if name in CARRIED or (name not in own and not name.startswith("cppool")):
+            try:
+                values[name] = json.loads(json.dumps(value))
+            except (TypeError, ValueError):  # nothing that a command line gave
+                pass
+    plugins = [name for name in config.option.plugins if not name.startswith(("cppool", "no:"))]
+    return ["-o", "addopts=", *(each for name in plugins for each in ("-p", name)), *(each for pair in config.option.override_ini or [] for each in ("-o", pair)),
+            *(each for text in config.option.pythonwarnings or [] for each in ("-W", text)), f"--cppool-options={json.dumps(values, sort_keys=True)}"]
+
+
 class RanksPlugin:
     """Runs the items that are for ranks in place of pytest, and hands it their reports."""
 
@@ -55,7 +73,7 @@ class RanksPlugin:
         files = dict.fromkeys(str(item.path) for item in session.items if self._size(item))
         config = self._config
         self._arguments = [*files, f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else []),
-                           f"--import-mode={config.getoption('importmode')}"]
+                           f"--import-mode={config.getoption('importmode')}", *options_of(config)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Optional[pytest.Item]) -> Optional[bool]:

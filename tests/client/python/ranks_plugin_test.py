@@ -101,6 +101,32 @@ def test_whole_suite_on_ranks(tmp_path):
     assert {name: outcome(case) for name, case in cases.items()} == {"test_a": "passed", "test_b": "passed"}, output
 
 
+OPTIONS_CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--experimental", action="store_true")
+    parser.addoption("--size", type=int, default=1)
+
+def pytest_configure(config):
+    config.seen = config.getoption("--experimental"), config.getoption("--size")
+"""
+
+
+@pytest.mark.parametrize("where", ["command", "ini", "environment"])
+def test_options_and_plugins_reach_the_ranks(tmp_path, monkeypatch, where):
+    words = ["--experimental", "--size=3", "-p", "of_user", "--cppool-ranks=2", "--tb=short", "-m", "not slow", "--runxfail"]
+    (tmp_path / "conftest.py").write_text(OPTIONS_CONFTEST)
+    (tmp_path / "of_user.py").write_text("import pytest\n@pytest.fixture\ndef of_plugin(): return 7\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    if where == "ini":
+        (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = " + " ".join(map(repr, words)) + "\nmarkers = slow\n")
+    elif where == "environment":
+        monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(map(repr, words)))
+    cases, output = run(tmp_path, *(words if where == "command" else []), text="import os, pytest\n"
+                        "def test_it(request, of_plugin, world):\n    assert request.config.seen == (True, 3) and of_plugin == 7 and world.size == 2\n"
+                        "@pytest.mark.xfail\ndef test_expected(): assert 0\n@pytest.mark.slow\ndef test_slow(): pass\n")
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_it": "passed", "test_expected": "failure"}, output
+
+
 def test_selection_and_first_failure(tmp_path):
     cases, output = run(tmp_path, "-k", "one_rank or others_wait", "-x")
     assert list(cases) == ["test_one_rank_fails[W2]"] and "stopping after 1 failures" in output

@@ -25,6 +25,7 @@ class Items:
     def main(self, begin):
         """Returns the `load` that has ended the session. begin(members): is called when the items are there. Throws CannotLoad before that."""
         self.begin = begin
+        self.addopts = os.environ.pop("PYTEST_ADDOPTS", None)  # its values are among those of --cppool-options
         code = pytest.main([*OPTIONS, *self.frame["pytest"]], plugins=[self])
         if not self.begun:
             raise CannotLoad("\n".join(self.wrong) or f"pytest ended with exit code {int(code)} before it had collected: see the output")
@@ -84,7 +85,17 @@ class Items:
             metafunc.parametrize("cppool_world_size", marker.args, ids=[f"W{size}" for size in marker.args])
 
     def pytest_addoption(self, parser):
+        parser.addoption("--cppool-options", type=json.loads, default={}, help="values of options of the pytest that has chosen the items")
         parser.addini("cppool_preload", "of the plugin, which is not here", "args")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config):
+        """Before any pytest_configure reads them."""
+        for name, value in config.getoption("--cppool-options").items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+        if self.addopts is not None:
+            os.environ["PYTEST_ADDOPTS"] = self.addopts
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config):
