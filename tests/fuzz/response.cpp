@@ -69,8 +69,8 @@ Json Members(const protocol::Leaks& leaks) {
 }
 Json Members(const std::optional<protocol::Failure>& failure) {
   if (!failure) return {};
-  const auto& [kind, rank, stage, detail, unknown_kind] = *failure;
-  return {kind, rank.value_or(-1), rank.has_value(), stage, detail, unknown_kind};
+  const auto& [kind, rank, stage, detail, unknown_kind, node] = *failure;
+  return {kind, rank.value_or(-1), rank.has_value(), stage, detail, unknown_kind, node};
 }
 template <typename Element>
 Json Members(const std::vector<Element>& elements) {
