@@ -89,13 +89,15 @@ void AgentRunner::Serve(int rank, std::uint64_t number, Meeting& meeting, const 
   sink(lost);
   if (!begun) meeting.Begin(rank, false);
   meeting.Leave(rank, lost.failure.status);
+  // The cause is told first: the grace for those that only felt it does not wait for the launcher.
+  if (const auto launcher = launcher_.Ended(Clock::now() + kLauncherTime))
+    lost.failure.text += "; the launcher " + launcher_.name() + " " + *launcher;
   lost.phase = RankPhase::kDone;
   lost.needs_probe = true;
   sink(std::move(lost));
 }
 
 RankReport AgentRunner::LostReport(int rank, Meeting& meeting) const {
-  const auto launcher = launcher_.Ended(Clock::now() + kLauncherTime);
   const Meeting::FailureTime now = meeting.Failed();
   RankReport report;
   report.rank = rank;
@@ -107,7 +109,6 @@ RankReport AgentRunner::LostReport(int rank, Meeting& meeting) const {
   const auto crash = agent_.Crash();
   report.failure.text = "the process of " + agent_.Name() +
                         " is lost: " + (crash ? crash->value("text", "it crashed") : agent_.Gone());
-  if (launcher) report.failure.text += "; the launcher " + launcher_.name() + " " + *launcher;
   if (crash && crash->value("rank", Json()).is_number_integer()) {
     if (crash->at("rank") == rank)
       report.failure.stage = crash->value("stage", "");
