@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/attention/problem/transposed.h"
+
 namespace cppool::kernels {
 
 AllGatherUse::AllGatherUse(const AttentionSpec& spec, const AttentionFamily& family, int ranks, int rank)
@@ -21,6 +23,7 @@ AllGatherUse::AllGatherUse(const AttentionSpec& spec, const AttentionFamily& fam
   block.family = &family;
   block.queries = RankLayout(spec.format, spec.queries, ranks, rank);
   block.rows_kv = rows_kv * ranks;
+  block.key_slots = std::max({SlotsOf(own), SlotsOf(others), SlotsOf(all)});
   block.several_forward = true;
   block.several_backward = !joint();
   block.keys_in_fp32 = true;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/attention/problem/transposed.h"
+
 namespace cppool::kernels {
 
 RingSteps::RingSteps(const AttentionSpec& spec, int a2a_ranks, int ring_positions)
@@ -60,6 +62,7 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   block.family = &family;
   block.queries = ring.queries[static_cast<std::size_t>(position)];
   block.rows_kv = block_kv;
+  for (const Layout& keys : ring.keys) block.key_slots = std::max(block.key_slots, SlotsOf(keys));
   block.several_forward = block.several_backward = last_attended > 0;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;
   block.softmax_offset = spec.softmax != SoftmaxType::kVanilla;
