@@ -224,6 +224,8 @@ ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& in
     Merge(result.differed, report.differed);
     Merge(result.left, report.left);
   }
+  // Killed while it waited, or by what it loaded: fresh ranks tell.
+  if (runner->ended_early()) once.reload = "before the case began, " + result.error.substr(0, 300);
   Merge(before_.changes, result.differed);
   Merge(before_.changes, result.left);
   const bool passed = result.status == Status::kPassed || result.status == Status::kSkipped;

@@ -240,6 +240,7 @@ void ProcessRunner::FailEnded(int index, const char* during) {
     why_aborted = why_aborted_;
     rank.lost = true;
     at_abort = rank.at_abort;
+    rank.ended = !at_abort;
     if (at_abort) {
       rank.report.stacks = at_abort->stacks;
       rank.report.streams = at_abort->streams;
@@ -278,6 +279,12 @@ bool ProcessRunner::lost() const {
 bool ProcessRunner::begun() const {
   const std::lock_guard lock(mutex_);
   return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.begun; });
+}
+
+bool ProcessRunner::ended_early() const {
+  const std::lock_guard lock(mutex_);
+  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.begun; }) &&
+         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended; });
 }
 
 void ProcessRunner::Done(int index) {

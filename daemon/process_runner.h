@@ -46,6 +46,8 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   bool lost() const;
   // A rank has begun the case.
   bool begun() const;
+  // The process of a rank ended by itself before any has.
+  bool ended_early() const;
 
  private:
   struct Rank {
@@ -53,6 +55,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
     RankReport report;  // under `mutex_`
     std::string items;  // of pytest: a digest of their names; of the rank's thread until all have loaded
     bool begun = false, lost = false;
+    bool ended = false;                  // lost, and not since the run was aborted
     std::optional<RankReport> at_abort;  // where it was
     // With `trace`; of the rank's thread alone until it is done.
     std::vector<HostSlice> host;

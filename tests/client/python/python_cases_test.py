@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -164,6 +165,24 @@ def polluting(tmp_path):
                     "def fails_after(): assert 2 not in sys.modules['of_case'], 'polluted'\n"
                     "def fails(): assert 0\n")
     return str(file)
+
+
+def test_a_rank_that_is_killed_while_it_waits(pool, tmp_path):
+    (tmp_path / "of_rank.py").write_text("import os\ndef pid(): return os.getpid()\n")
+    case = f"{tmp_path}/of_rank.py:pid"
+    for _ in range(5):
+        pids = [rank.extra["value"] for rank in pool.call(case).ranks]
+        os.kill(pids[-1], signal.SIGKILL)
+        result = pool.call(case)
+        assert result.ok and "before the case" in result.replaced and "killed by signal 9" in result.replaced, result.describe()
+        assert not {rank.extra["value"] for rank in result.ranks} & set(pids)
+
+
+def test_an_import_that_ends_the_process(pool, tmp_path):
+    (tmp_path / "ends.py").write_text("import os\nos._exit(5)\ndef case(): pass\n")
+    result = pool.call(f"{tmp_path}/ends.py:case")
+    assert result.status == "error" and "while it loaded the case" in result.error and "exited with code 5" in result.error, result.describe()
+    assert pool.call(function("passes")).ok
 
 
 def test_verdict(pool, tmp_path):
