@@ -480,7 +480,7 @@ int main(int argc, char** argv) {
       registry->Add(cppool::AttentionCase(), "built in");
       try {
         return RunAgent(parsed.options->agent, *registry);
-      } catch (const StartError& error) {  // the line for programs is the head's
+      } catch (const std::exception& error) {  // the line for programs is the head's
         std::fprintf(stderr, "cppoold: %s\n", error.what());
         _exit(kCannotStart);
       }
