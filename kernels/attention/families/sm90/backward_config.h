@@ -22,6 +22,7 @@ struct BackwardBuffers {
   static constexpr int kDsBuffers = kDsBuffersValue;
   static constexpr int kBiasStages = kBiasStagesValue;  // buffers for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
+  static constexpr bool kDqAsMade = false;                        // see dq.cuh
   static constexpr bool kFp8 = false;                             // see InFp8
   static constexpr bool kPairs = kPairsValue;                     // a tile has a cluster of two thread blocks
   static constexpr int kListKeys = (kPairs ? 2 : 1) * kTileKeys;  // a tile of the work list
@@ -101,7 +102,9 @@ struct BackwardTiling;
 template <>
 struct BackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 2, 2> {};
 template <>
-struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 3, 2> {};
+struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 3, 2> {
+  static constexpr bool kDqAsMade = true;
+};
 template <>
 struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 3, 2> {};
 template <>

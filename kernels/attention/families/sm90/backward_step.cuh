@@ -6,6 +6,7 @@
 #include "kernels/attention/families/sm90/backward_shared.cuh"
 #include "kernels/attention/families/sm90/bias.cuh"
 #include "kernels/attention/families/sm90/cluster.cuh"
+#include "kernels/attention/families/sm90/dq.cuh"
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/softmax.cuh"
 #include "kernels/attention/families/sm90/wgmma.cuh"
@@ -271,7 +272,7 @@ class BackwardStep {
   }
 
   // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^
-  // (row % 8).
+  // (row % 8). With kDqAsMade a row's order is that of dq.cuh.
   __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2]) {
     TakeDq();
     StoreDq(dq, 0);
@@ -285,23 +286,33 @@ class BackwardStep {
   template <int kAt = 0, int kAll = 0, int kCount = kAll>
   __device__ __forceinline__ void StoreDq(const float (&dq)[kAll], int box) const {
     const int lane = Lane();
-    // Rows 2 i and 2 i + 1 would store to the same banks: odd rows store the columns 16 further on, or back.
-    static_assert(kCount % 16 == 0);
-    const bool odd = lane / 4 % 2 == 1;
     const float scale = DqScale();
+    static_assert(kCount % 16 == 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row_ + lane / 4 + half * 8;
-      // Chunk 0 of an even row, 4 of an odd one; chunk n * 2 on is at ^ (n * 32).
-      const std::uint32_t line =
-          ptx::Opaque(shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes +
-                      lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4) ^ (odd ? 4 : 0)) * 16);
+      const std::uint32_t line = shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes;
+      if constexpr (Config::kDqAsMade) {
+        const std::uint32_t first = ptx::Opaque(line + (DqChunk(row, 0, lane % 4) ^ (row % 8)) * 16);
 #pragma unroll
-      for (int n = 0; n < kCount / 4; ++n) {
-        const int even_at = kAt + n * 4 + half * 2, odd_at = kAt + (n ^ 2) * 4 + half * 2;
-        ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
-                          (odd ? dq[odd_at] : dq[even_at]) * scale,
-                          (odd ? dq[odd_at + 1] : dq[even_at + 1]) * scale);
+        for (int n = 0; n < kCount / 8; ++n) {
+          const int at = kAt + n * 8 + half * 2;
+          ptx::StoreShared16((first ^ (n % 2 * 64)) + n / 2 * (Config::kDqRows * kRowBytes), dq[at] * scale,
+                             dq[at + 1] * scale, dq[at + 4] * scale, dq[at + 5] * scale);
+        }
+      } else {
+        // Rows 2 i and 2 i + 1 would store to the same banks: odd rows store the columns 16 further on, or
+        // back. Chunk 0 of an even row, 4 of an odd one; chunk n * 2 on is at ^ (n * 32).
+        const bool odd = lane / 4 % 2 == 1;
+        const std::uint32_t first =
+            ptx::Opaque(line + lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4) ^ (odd ? 4 : 0)) * 16);
+#pragma unroll
+        for (int n = 0; n < kCount / 4; ++n) {
+          const int even_at = kAt + n * 4 + half * 2, odd_at = kAt + (n ^ 2) * 4 + half * 2;
+          ptx::StoreShared8((first ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
+                            (odd ? dq[odd_at] : dq[even_at]) * scale,
+                            (odd ? dq[odd_at + 1] : dq[even_at + 1]) * scale);
+        }
       }
     }
   }

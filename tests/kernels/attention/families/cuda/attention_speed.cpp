@@ -40,6 +40,8 @@ constexpr SpeedShape kShapes[] = {
     {"full 2x4096 d128", 2, 4096, 32, 4, 128, 128, false},
     {"fp16 2x4096 d128", 2, 4096, 32, 4, 128, 128, true, Dtype::kFp16},
     {"long 1x16384 d128", 1, 16384, 16, 16, 128, 128, true},
+    {"long 1x16384 d64", 1, 16384, 16, 16, 64, 64, true},
+    {"long 1x16384 d256", 1, 16384, 16, 16, 256, 256, true},
     {"long full 1x16384 d128", 1, 16384, 16, 16, 128, 128, false},
     {"fp8 long 1x16384 d128", 1, 16384, 16, 16, 128, 128, true, Dtype::kBf16, BiasType::kNone, false, kOpen,
      true},
