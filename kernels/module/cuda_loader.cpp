@@ -162,18 +162,24 @@ const CudaModule& OpenCudaModule() {
 
 std::string CudaModuleFile() { return FileOf(reinterpret_cast<void*>(OpenCudaModule().create_backend)); }
 
-std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport,
-                                           const std::string& commit) {
-  if (!place.whole()) {
-    throw RuntimeError(CPPOOL_UNSUPPORTED,
-                       "the CUDA backend runs all ranks of a world in one process, and not " +
-                           std::to_string(place.ranks) + " of " + std::to_string(place.world_size));
+std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport, const std::string& commit,
+                                           WorldLink link) {
+  if (!place.whole() && transport == Transport::kPeer) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "the transport peer copies within one process, and this one has " +
+                                               std::to_string(place.ranks) + " of " +
+                                               std::to_string(place.world_size) +
+                                               " ranks: between processes it is nccl");
+  }
+  if (!place.whole() && !link.exchange) {
+    throw RuntimeError(CPPOOL_INTERNAL, "a CUDA backend of " + std::to_string(place.ranks) + " of " +
+                                            std::to_string(place.world_size) +
+                                            " ranks needs a link to the others");
   }
   const CudaModule& module = OpenCudaModule();
   const std::string other = module.commit;
   if (!commit.empty() && !other.empty() && other != commit)
     throw AnotherBuild(CudaModuleFile(), BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
-  return module.create_backend(place.world_size, transport);
+  return module.create_backend(place, transport, std::move(link));
 }
 
 std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) {
