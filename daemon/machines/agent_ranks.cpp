@@ -18,7 +18,7 @@ using protocol::Json;
 using protocol::RunResult;
 
 constexpr std::chrono::seconds kCloseLimit{10}, kMemoryLimit{10};
-constexpr std::chrono::milliseconds kAnswerTime{250};  // to the deadline, as ThreadRanks has it
+constexpr std::chrono::milliseconds kStartCheck{100};
 
 FailureKind KindIn(const Json& answer) {
   return protocol::ParseFailureKind(answer.value("kind", "")).value_or(FailureKind::kInternal);
@@ -65,43 +65,68 @@ AgentRanks::AgentRanks(UnderWay& under_way, Options options, Clock::time_point l
   const int ranks = options_.world_size / static_cast<int>(gathered.agents.size());
   for (GreetedAgent& agent : gathered.agents) {
     const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
-    agents_.push_back(std::make_unique<AgentLink>(std::move(agent), place,
-                                                  AgentLink::Events{[this] {
-                                                                      if (busy_ == 0) TakeGone();
-                                                                    },
-                                                                    [this](const std::string& text) {
-                                                                      if (options_.write_answer)
-                                                                        options_.write_answer(text);
-                                                                    }}));
+    const std::size_t index = agents_.size();
+    AgentLink::Events events;
+    events.gone = [this] {
+      if (busy_ == 0) TakeGone();
+    };
+    events.write = [this](const std::string& text) {
+      if (options_.write_answer) options_.write_answer(text);
+    };
+    events.tell = [this, index](const Json& news) { TellOthers(index, news); };
+    agents_.push_back(std::make_unique<AgentLink>(std::move(agent), place, std::move(events)));
   }
   Open(limit);
+  const std::lock_guard lock(telling_);
+  tells_ = true;
   --busy_;
 }
 
 AgentRanks::~AgentRanks() {
   ++busy_;
   for (const auto& agent : agents_) agent->Shut();
+  {
+    const std::lock_guard lock(telling_);
+    tells_ = false;
+  }
   agents_.clear();
   launcher_.reset();
 }
 
 Json AgentRanks::NextOfStart(AgentLink& agent, Clock::time_point limit) {
-  const auto frame = agent.NextOfStart(limit);
-  if (!frame && agent.Gone().empty())
-    throw StartError(agent.Name() + " did not start in time", FailureKind::kTimeout);
-  if (!frame) {
+  for (;;) {
+    if (auto frame = agent.NextOfStart(std::min(limit, Clock::now() + kStartCheck))) return *std::move(frame);
+    CheckStart();  // this one may wait for another that cannot start
+    if (Clock::now() >= limit)
+      throw StartError(agent.Name() + " did not start in time", FailureKind::kTimeout);
+  }
+}
+
+// The cause first: NCCL fails where another agent has gone.
+void AgentRanks::CheckStart() const {
+  for (const auto& agent : agents_) {
+    if (agent->Gone().empty() || agent->Unstarted()) continue;
     const auto launcher = launcher_->Ended(Clock::now() + std::chrono::milliseconds(200));
-    throw StartError(agent.Name() + " was lost during its start: " + agent.Gone() +
+    throw StartError(agent->Name() + " was lost during its start: " + agent->Gone() +
                          (launcher ? "; the launcher " + launcher_->name() + " " + *launcher : ""),
                      FailureKind::kInternal);
   }
-  if (frame->at("frame") == "unstarted") {
-    StartError error("node " + agent.node() + ": " + frame->value("error", ""), KindIn(*frame));
-    error.detail = frame->value("detail", "");
-    if (frame->value("rank", Json()).is_number_integer()) error.rank = frame->at("rank").get<int>();
-    throw error;
+  for (const bool of_nccl : {false, true}) {
+    for (const auto& agent : agents_) {
+      const auto frame = agent->Unstarted();
+      if (!frame || (KindIn(*frame) == FailureKind::kNccl) != of_nccl) continue;
+      StartError error("node " + agent->node() + ": " + frame->value("error", ""), KindIn(*frame));
+      error.detail = frame->value("detail", "");
+      if (frame->value("rank", Json()).is_number_integer()) error.rank = frame->at("rank").get<int>();
+      throw error;
+    }
   }
-  return *frame;
+}
+
+void AgentRanks::TellOthers(std::size_t from, const Json& news) {
+  const std::lock_guard lock(telling_);
+  for (std::size_t i = 0; tells_ && i < agents_.size(); ++i)
+    if (i != from) agents_[i]->Send(news);
 }
 
 void AgentRanks::Open(Clock::time_point limit) {
@@ -115,8 +140,9 @@ void AgentRanks::Open(Clock::time_point limit) {
   }
   std::vector<Json> frames;
   for (const auto& agent : agents_) frames.push_back(NextOfStart(*agent, limit));
+  const auto kind = [](const Json& frame) { return std::pair(frame.at("frame"), frame.value("what", "")); };
   for (const Json& frame : frames)
-    if (frame.at("frame") != frames.front().at("frame"))
+    if (kind(frame) != kind(frames.front()))
       throw StartError("the nodes have different backends: name one with --backend");
   if (frames.front().at("frame") == "exchange") {
     Json all = Json::array();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,6 +66,8 @@ class AgentRanks : public Ranks {
   std::vector<Json> AskAll(const Json& frame, Clock::time_point until);
   std::vector<Json> Prepare(const protocol::RunRequest& request, Clock::time_point until);
   Json NextOfStart(AgentLink& agent, Clock::time_point limit);
+  void CheckStart() const;  // throws StartError when an agent cannot start
+  void TellOthers(std::size_t from, const Json& news);
   void Open(Clock::time_point limit);
   void TakeGone();
 
@@ -77,6 +80,8 @@ class AgentRanks : public Ranks {
   Json init_ms_ = Json::object(), devices_ = Json::array();
   std::uint64_t number_ = 0;  // of frames `run` and `probe`
   std::atomic<int> busy_{1};  // the start counts
+  std::mutex telling_;
+  bool tells_ = false;  // the agents are all there
 };
 
 }  // namespace cppool::daemon
