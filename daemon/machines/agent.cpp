@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/nccl_settings.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/failure_kind.h"
 #include "daemon/local_ranks.h"
@@ -151,6 +152,7 @@ class Agent {
                    {"backend", hello.at("backend")},
                    {"transport", hello.at("transport")},
                    {"devices", hello.at("devices")},
+                   {"nccl", base::NcclSettings()},
                    {"init_ms", std::move(times)}});
   }
 

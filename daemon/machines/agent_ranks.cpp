@@ -77,6 +77,14 @@ AgentRanks::AgentRanks(UnderWay& under_way, Options options, Clock::time_point l
     agents_.push_back(std::make_unique<AgentLink>(std::move(agent), place, std::move(events)));
   }
   Open(limit);
+  try {
+    protocol::ListRequest given;
+    given.load = options_.case_files;
+    case_digests_ = libraries_.Send(given.load, {}, agents_, limit);
+    if (!given.load.empty()) Cases(given, limit);
+  } catch (const Refusal& refusal) {
+    throw StartError(std::string("--case ") + refusal.what(), refusal.kind());
+  }
   const std::lock_guard lock(telling_);
   tells_ = true;
   --busy_;
@@ -161,6 +169,7 @@ void AgentRanks::Open(Clock::time_point limit) {
       device["node"] = agents_[i]->node();
       devices_.push_back(std::move(device));
     }
+    nccl_.push_back(frames[i].at("nccl"));
     for (const auto& [stage, ms] : frames[i].at("init_ms").items())  // the slowest one's
       init_ms_[stage] = std::max(init_ms_.value(stage, 0.0), ms.get<double>());
   }
@@ -174,10 +183,14 @@ void AgentRanks::TakeGone() {
 
 Json AgentRanks::Hello() const {
   Json nodes = Json::array();
-  for (const auto& agent : agents_) {
+  for (std::size_t index = 0; index < agents_.size(); ++index) {
+    const auto& agent = agents_[index];
     Json ranks = Json::array();
     for (int i = 0; i < agent->place().ranks; ++i) ranks.push_back(agent->place().first + i);
-    nodes.push_back({{"node", agent->node()}, {"pid", agent->pid()}, {"ranks", std::move(ranks)}});
+    nodes.push_back({{"node", agent->node()},
+                     {"pid", agent->pid()},
+                     {"ranks", std::move(ranks)},
+                     {"nccl", nccl_.at(index)}});
   }
   return {{"world_size", options_.world_size},
           {"backend", backend_},
@@ -218,12 +231,25 @@ std::vector<Json> AgentRanks::AskAll(const Json& frame, Clock::time_point until)
   return answers;
 }
 
+void AgentRanks::SendLibraries(const std::vector<std::string>& named, std::vector<std::string>& load,
+                               std::map<std::string, std::string>& digests, Clock::time_point until) {
+  std::vector<std::string> all = named;
+  for (const auto& [file, digest] : case_digests_) {
+    if (std::count(named.begin(), named.end(), file) > 0) continue;
+    all.push_back(file);
+    load.push_back(file);
+    digests.emplace(file, digest);
+  }
+  digests = libraries_.Send(all, std::move(digests), agents_, until);
+}
+
 Json AgentRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
   const Busy busy(*this);
-  const std::vector<Json> answers = AskAll({{"frame", "cases"},
-                                            {"load", request.load},
-                                            {"digests", libraries_.Send(request.load, {}, agents_, until)}},
-                                           until);
+  protocol::ListRequest all = request;
+  std::map<std::string, std::string> digests;
+  SendLibraries(request.load, all.load, digests, until);
+  const std::vector<Json> answers =
+      AskAll({{"frame", "cases"}, {"load", all.load}, {"digests", digests}}, until);
   ThrowRefusal(answers, agents_);
   return answers.front().at("cases");
 }
@@ -236,7 +262,7 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
                   "--python (PoolOptions::python) and without --launch");
   protocol::RunRequest with_digests = request;
-  with_digests.digests = libraries_.Send(protocol::NamedLibraries(request), request.digests, agents_, until);
+  SendLibraries(protocol::NamedLibraries(request), with_digests.load, with_digests.digests, until);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
   const std::vector<Json> answers =
       AskAll({{"frame", "prepare"},

@@ -15,6 +15,7 @@
 #include "kernels/error.h"
 #include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
+#include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
 namespace {
@@ -185,6 +186,11 @@ std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transpo
 std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) {
   return OnHost(backend) ? std::vector<const AttentionFamily*>{&host::HostFamily()}
                          : OpenCudaModule().attention_families();
+}
+
+Place PlaceOf(cppool_runtime* rank) {
+  return OnHost(rank->backend) ? static_cast<host::HostRank*>(rank->self)->place()
+                               : OpenCudaModule().place_of(rank);
 }
 
 Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {

@@ -18,6 +18,7 @@ struct CudaModule {
   const char* commit;  // Commit(); empty: unknown
   std::unique_ptr<Backend> (*create_backend)(const Place&, Transport, WorldLink);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
+  Place (*place_of)(cppool_runtime*);                           // as PlaceOf
   Group (*copy_group)(cppool_runtime*, GroupShape);             // as GetCopyGroup
   std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);

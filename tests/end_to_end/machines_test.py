@@ -171,6 +171,13 @@ class Worlds(Case):
             answer = head.run(sampling={"precision": 0.5, "max_ms": 2000}, repeat=200)
             self.assertIn(answer["stopped"], ("precision", "max_ms", "repeat"))
 
+    def test_the_answer_says_where_heads_are_exchanged(self):
+        for agents, size, where in [(1, 2, None), (2, 2, "in_node"), (4, 2, "across_nodes")]:
+            with self.head(agents) as head:
+                answer = head.run({"cp_comm_type": "a2a+p2p", "a2a_size": size})
+                self.assertEqual([rank.get("a2a_groups") for rank in answer["ranks"]], [where] * 4, answer)
+                self.assertNotIn("a2a_groups", head.run({"cp_comm_type": "a2a"})["ranks"][0])
+
     def test_list_stats_validate_and_refusals(self):
         with self.head() as head:
             self.assertEqual([case["name"] for case in head.ask(op="list")["cases"]], ["attention"])
@@ -240,6 +247,26 @@ class Libraries(Case):
         with open(os.path.join(self.folder.name, "mine.so"), "w") as file:
             file.write("no library")
         self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
+
+
+    def test_libraries_of_the_start(self):
+        path = os.path.join(self.folder.name, "given.so")
+        shutil.copy(LIBRARY, path)
+        with self.head(options=[f"--case={path}"]) as head:
+            head.nodes()
+            os.remove(path)
+            self.assertEqual([case["name"] for case in head.ask(op="list")["cases"]][:1], ["attention"])
+            self.assertIn("odd", [case["name"] for case in head.ask(op="list")["cases"]])
+            for _ in range(2):
+                self.assertTrue(head.ask(op="run", case="odd")["ok"])
+            self.assertTrue(head.run()["ok"])
+        with open(path, "w") as file:
+            file.write("no library")
+        for bad, text in [(path, "is no shared library"), (path + "none", "given.sonone")]:
+            head = self.head(options=[f"--case={bad}"])
+            self.assertEqual(head.end(), 2)
+            self.assertIn(text, "".join(head.stderr))
+            self.assertIn("--case", "".join(head.stderr))
 
 
 class Failures(Case):
@@ -469,8 +496,18 @@ class Command(Case):
                 del os.environ[name]
         self.assertIn('Slurm: job 7, 2 nodes (a,b): --launch "srun -N 2 --ntasks-per-node=1"', out)
         self.assertIn("NCCL_SOCKET_IFNAME=lo", out)
+        self.assertNotIn("other settings", out)
         self.assertRegex(out, "world size 4 .*backend host, transport gloo, 4 ranks on .*, on nodes ")
         self.assertIn("cannot be shared evenly by 2 agents", out)
+
+    def test_doctor_names_settings_of_nccl_that_a_launcher_changes(self):
+        path = os.path.join(self.folder.name, "settings")
+        with open(path, "w") as file:
+            file.write("#!/bin/sh\nfor i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i NCCL_DEBUG=$i \"$@\" & done; wait\n")
+        os.chmod(path, 0o700)
+        out = self.run_command("doctor", "--backend", "host", "--launch", path)
+        self.assertRegex(out, "node .*:0 has other settings of NCCL: NCCL_DEBUG=0\n")
+        self.assertRegex(out, "node .*:1 has other settings of NCCL: NCCL_DEBUG=1\n")
 
 
 @unittest.skipUnless(any(os.access(os.path.join(folder, "mpirun"), os.X_OK) for folder in os.environ["PATH"].split(":")), "no mpirun")

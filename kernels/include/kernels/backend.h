@@ -141,6 +141,9 @@ struct Place {
   int ranks;
 };
 
+// The one that this rank of a backend is in.
+Place PlaceOf(cppool_runtime* rank);
+
 // Of the ranks of a place.
 class Backend {
  public:
