@@ -139,7 +139,11 @@ void NcclWorld::JoinWorld(int rank) {
   ncclComm_t comm = nullptr;
   // Waits for the other ranks, which have all arrived: those of other processes before the exchange. If one
   // of them fails here, its process must end.
-  CheckNccl(nccl_.CommInitRankConfig(&comm, size(), id, rank, &config), "joining the world's communicator");
+  const ncclResult_t joined = nccl_.CommInitRankConfig(&comm, size(), id, rank, &config);
+  CheckNccl(joined, joined == ncclInvalidUsage && !place().whole()
+                        ? "joining the world's communicator, for which each process needs GPUs of its own "
+                          "(CUDA_VISIBLE_DEVICES)"
+                        : "joining the world's communicator");
   AddGroup(rank, {size(), 1}, reinterpret_cast<cppool_comm>(comm));
   if (copies_) copies_->JoinWorld(rank, OpenPool(rank));
 }
