@@ -99,6 +99,7 @@ class BadWorlds(TwoGpus):
 
 class Failures(machines_test.Failures):
     backend, world_size, most_agents, fault_rank = "cuda", 2, 2, 1
+    params = {"transfers": "comm"}  # in one process, too
 
     def test_a_world_after_a_lost_one(self):
         self.test_an_agent_is_killed()

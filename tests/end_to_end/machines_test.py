@@ -124,7 +124,7 @@ class Head:
 class Case(unittest.TestCase):
     # Other worlds for machines_gpu_test.py. A fault or a kill hits a rank of the second of two agents.
     backend, world_size, most_agents, fault_rank = "host", 4, 4, 2
-    environment = {}
+    environment, params = {}, {}
 
     @classmethod
     def setUpClass(cls):
@@ -286,14 +286,14 @@ class Failures(Case):
             with self.subTest(kind):
                 fault, ends = {"kind": kind, "rank": self.fault_rank}, []
                 for head in (self.head(None), self.head(agents)):
-                    answer = head.run(fault=fault, deadline_ms=3000)
+                    answer = head.run(self.params, fault=fault, deadline_ms=3000)
                     failure = answer.get("failure") or {"kind": None, "rank": None}
                     # Either of the two ranks may be the first to see it.
                     either = ("wrong_size",) if self.world_size > 2 else ("wrong_size", "skip_collective")
                     rank = None if kind in either else failure["rank"]
                     ends.append((answer["status"], failure["kind"], rank, answer.get("fatal", False)))
                     if not answer.get("fatal"):
-                        self.assertTrue(head.run()["ok"])
+                        self.assertTrue(head.run(self.params)["ok"])
                     head.end()
                     self.assertEqual(head.left, [])
                 self.assertEqual(ends[0], ends[1], answer)
@@ -448,6 +448,16 @@ class BadInput(Case):
 
     def test_without_gloo(self):
         self.refused(self.launch(2), "libgloo0", environment={"CPPOOL_GLOO_MODULE": "/etc/passwd"})
+
+    def test_an_agent_that_cannot_start_ends_the_start_while_another_is_stuck(self):
+        """The first one opens a pipe as gloo's module, into which nobody writes."""
+        pipe = os.path.join(self.folder.name, "pipe")
+        os.mkfifo(pipe)
+        path = self.script_of("i=0; for module in " + pipe + " /etc/passwd; do\n"
+                              "CPPOOL_GLOO_MODULE=$module CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & i=$((i + 1)); done; wait\n")
+        begin = time.monotonic()
+        self.refused(path, ":1: ", environment={"CPPOOL_START_LIMIT_MS": "40000"})
+        self.assertLess(time.monotonic() - begin, 20)
 
     def test_other_options(self):
         self.refused(self.launch(2), "--python", options=["--python"])
