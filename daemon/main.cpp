@@ -241,6 +241,7 @@ class Daemon {
     options.version = Version();
     options.words = SplitWords(*options_.launch);
     options.allow_faults = options_.allow_faults;
+    options.case_files = options_.case_files;
     options.agent = {
         {"backend", static_cast<int>(options_.backend)}, {"transport", static_cast<int>(options_.transport)},
         {"kernels", options_.kernels.Words()},           {"log_level", options_.log_level},

@@ -67,8 +67,7 @@ std::string NarrowDevices(const char* visible, int count) {
 
 std::unique_ptr<kernels::Backend> ChooseBackend(
     BackendChoice choice, kernels::Transport transport, const kernels::Place& place,
-    const std::function<std::unique_ptr<kernels::HostLink>()>& connect) {
-  const int world_size = place.ranks;
+    const std::function<std::unique_ptr<kernels::HostLink>()>& connect, kernels::WorldLink link) {
   const auto host = [&] {
     if (transport != kernels::Transport::kAuto) {
       throw StartError(std::string("--transport ") +
@@ -82,14 +81,9 @@ std::unique_ptr<kernels::Backend> ChooseBackend(
     if (choice == BackendChoice::kHost) return host();
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     const std::string before = DescribeList(visible);
-    setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, world_size).c_str(), 1);
+    setenv("CUDA_VISIBLE_DEVICES", NarrowDevices(visible, place.ranks).c_str(), 1);
     const int devices = kernels::CountCudaDevices();
     if (devices == 0 && choice == BackendChoice::kAuto) return host();
-    if (devices > 0 && !place.whole())
-      throw StartError(
-          "ranks of several processes run on the host backend alone: start with --backend host, or have "
-          "--launch start one agent, whose GPUs are then those of all ranks",
-          FailureKind::kUnsupported);
     if (devices == 0) {
       StartError none("--backend cuda: CUDA sees no device (" + before +
                           "): check nvidia-smi and the driver, or start with --backend host",
@@ -98,20 +92,27 @@ std::unique_ptr<kernels::Backend> ChooseBackend(
       none.devices = 0;
       throw none;
     }
-    if (devices < world_size && transport == kernels::Transport::kNccl) {
-      StartError too_few("--transport nccl: --world-size " + std::to_string(world_size) +
-                             " needs as many devices, and CUDA sees " + Describe(devices) + " (" + before +
-                             "): ranks can share a GPU with --transport peer; or start with a smaller "
-                             "--world-size",
-                         FailureKind::kUnsupported);
+    if (devices < place.ranks && (transport == kernels::Transport::kNccl || !place.whole())) {
+      const std::string ranks = std::to_string(place.ranks);
+      StartError too_few(
+          place.whole() ? "--transport nccl: --world-size " + ranks +
+                              " needs as many devices, and CUDA sees " + Describe(devices) + " (" + before +
+                              "): ranks can share a GPU with --transport peer; or start with a smaller "
+                              "--world-size"
+                        : ranks + " of " + std::to_string(place.world_size) +
+                              " ranks would be here, each needs a device of its own, and CUDA sees " +
+                              Describe(devices) + " (" + before +
+                              "): start with a smaller --world-size, or have --launch start agents on "
+                              "more GPUs",
+          FailureKind::kUnsupported);
       too_few.detail = "CUDA sees " + Describe(devices) + " (" + before + ")";
       too_few.devices = devices;
       throw too_few;
     }
     // Ranks that share a device have more streams on it than CUDA has queues by default. Streams that share a
     // queue wait for each other: work would run in an order that no event asks for.
-    if (devices < world_size) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    return kernels::CreateCudaBackend(place, transport, kernels::Commit());
+    if (devices < place.ranks) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    return kernels::CreateCudaBackend(place, transport, kernels::Commit(), std::move(link));
   } catch (const kernels::RuntimeError& error) {
     throw StartError(error.what(), ToFailureKind(error.status()));
   }

@@ -20,11 +20,12 @@ enum class BackendChoice { kAuto, kCuda, kHost };
 
 // Makes the backend. kAuto is cuda exactly when CUDA sees a device. Narrows CUDA_VISIBLE_DEVICES to as many
 // devices as the place has ranks, since CUDA's start takes longer with every device that it sees. Call it
-// before anything uses CUDA, and while no other thread reads the environment. `connect`: makes the link to
-// the other processes, on the host, for a place that is a part of its world. Throws StartError.
+// before anything uses CUDA, and while no other thread reads the environment. For a place that is a part
+// of its world: `connect` makes the link to the other processes on the host, and `link` is that on CUDA.
+// Throws StartError.
 std::unique_ptr<kernels::Backend> ChooseBackend(
     BackendChoice choice, kernels::Transport transport, const kernels::Place& place,
-    const std::function<std::unique_ptr<kernels::HostLink>()>& connect = {});
+    const std::function<std::unique_ptr<kernels::HostLink>()>& connect = {}, kernels::WorldLink link = {});
 
 // The first `count` entries of a CUDA_VISIBLE_DEVICES list; null (unset): 0, 1, ... The narrowed list must
 // mean the same to CUDA for the devices that it keeps. So an empty list stays empty, and one that names a

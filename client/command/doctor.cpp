@@ -11,6 +11,7 @@
 
 #include <cppool/version.h>
 
+#include "base/nccl_settings.h"
 #include "base/poll_timeout.h"
 #include "base/visible_devices.h"
 #include "client/command/command.h"
@@ -94,7 +95,8 @@ void DescribeGpus(const char* visible, std::ostream& out) {
   out << "of these CUDA sees " << (seen.empty() ? "none" : seen) << "\n";
 }
 
-// The allocation of Slurm that this runs in, and NCCL's settings, which all ranks get as they are.
+// The allocation of Slurm that this runs in, and NCCL's settings, which ranks of this machine get as they
+// are.
 void DescribeCluster(std::ostream& out) {
   const auto variable = [](const char* name) -> std::string {
     const char* const value = std::getenv(name);
@@ -105,8 +107,21 @@ void DescribeCluster(std::ostream& out) {
     out << "Slurm: job " << job << ", " << nodes << " nodes (" << variable("SLURM_JOB_NODELIST")
         << "): --launch \"srun -N " << nodes << " --ntasks-per-node=1\" runs on all of them\n";
   }
-  for (char** entry = environ; entry && *entry; ++entry)
-    if (std::string_view(*entry).starts_with("NCCL_")) out << *entry << "\n";
+  for (const auto& [name, value] : base::NcclSettings()) out << name << "=" << value << "\n";
+}
+
+// NCCL's settings on the nodes that have others than this process: a launcher may not pass them on.
+void DescribeNcclOf(const Json& hello, std::ostream& out) {
+  for (const Json& node : hello.value("nodes", Json::array())) {
+    if (!node.is_object() || !node.contains("nccl")) continue;
+    const Json& settings = node.at("nccl");
+    if (settings == Json(base::NcclSettings())) continue;
+    out << "node " << node.value("node", "?")
+        << " has other settings of NCCL:" << (settings.empty() ? " none" : "");
+    for (const auto& [name, value] : settings.items())
+      out << " " << name << "=" << (value.is_string() ? value.get<std::string>() : value.dump());
+    out << std::endl;
+  }
 }
 
 // Starts a daemon and describes its world, or says why it does not start.
@@ -119,6 +134,7 @@ bool Try(PoolOptions options, int world_size, std::ostream& out) {
     Json hello = pool.Hello();
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     out << DescribeWorld(hello) << "; up after " << Fixed(seconds, 2) << " s" << std::endl;
+    DescribeNcclOf(hello, out);
     return true;
   } catch (const PoolError& error) {
     out << "does not run: " << Reason(error) << std::endl;

@@ -12,6 +12,7 @@
 #include "daemon/attention_case/files.h"
 #include "daemon/attention_case/resolve.h"
 #include "kernels/attention/run.h"
+#include "kernels/backend.h"
 #include "kernels/error.h"
 
 namespace cppool {
@@ -123,6 +124,10 @@ cppool_status Run(cppool_case_context* c) {
     Json about{
         {"parameters", params}, {"world_size", c->runtime->world_size}, {"backend", c->runtime->backend}};
     Report report(c, &about["tolerances"]);
+    // Adjacent ranks exchange heads, and those of a node are adjacent.
+    const kernels::Place place = kernels::PlaceOf(c->runtime);
+    if (spec.comm == kernels::CpCommType::kA2aP2p && !place.whole())
+      c->result(c, "a2a_groups", place.ranks % spec.a2a_size == 0 ? "\"in_node\"" : "\"across_nodes\"");
     std::optional<attention_case::InputFiles> inputs;
     if (c->inputs) inputs.emplace(c->inputs);
     std::optional<attention_case::DumpFiles> dump;

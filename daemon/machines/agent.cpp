@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/nccl_settings.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/failure_kind.h"
 #include "daemon/local_ranks.h"
@@ -115,16 +116,25 @@ class Agent {
     const int world_size = frame.at("world_size"), agents = frame.at("agents"), index = frame.at("index");
     const kernels::Place place(world_size, world_size / agents * index, world_size / agents);
     SetUpLog(frame.at("log_level"));
-    const auto exchange = [this](const std::string& own) {
-      socket_->Send({{"frame", "exchange"}, {"data", own}});
-      const Json all = NextJob();
-      if (all.at("frame") != "exchanged") throw StartError("the head sent no frame `exchanged`");
-      return all.at("all").get<std::vector<std::string>>();
+    const auto exchange = [this](const char* what) -> kernels::Exchange {
+      return [this, what](const std::string& own) {
+        socket_->Send({{"frame", "exchange"}, {"what", what}, {"data", own}});
+        const Json all = NextJob();
+        if (all.at("frame") != "exchanged") throw StartError("the head sent no frame `exchanged`");
+        return all.at("all").get<std::vector<std::string>>();
+      };
     };
-    world_ = std::make_unique<World>(
-        ChooseBackend(static_cast<BackendChoice>(frame.at("backend").get<int>()),
-                      static_cast<kernels::Transport>(frame.at("transport").get<int>()), place,
-                      [&] { return kernels::ConnectGloo(index, agents, socket_->own_address(), exchange); }));
+    const auto tell = [this](const kernels::RankNews& news) {
+      socket_->Send({{"frame", "tell"},
+                     {"rank", news.rank},
+                     {"round", news.round},
+                     {"shape", {news.shape.size, news.shape.stride}}});
+    };
+    world_ = std::make_unique<World>(ChooseBackend(
+        static_cast<BackendChoice>(frame.at("backend").get<int>()),
+        static_cast<kernels::Transport>(frame.at("transport").get<int>()), place,
+        [&] { return kernels::ConnectGloo(index, agents, socket_->own_address(), exchange("gloo")); },
+        {exchange("nccl"), tell}));
     world_->Open(Clock::now() + kOpenLimit);
     ThreadRanks::Options options;
     if (const std::string words = frame.at("kernels"); !words.empty())
@@ -142,6 +152,7 @@ class Agent {
                    {"backend", hello.at("backend")},
                    {"transport", hello.at("transport")},
                    {"devices", hello.at("devices")},
+                   {"nccl", base::NcclSettings()},
                    {"init_ms", std::move(times)}});
   }
 
@@ -152,6 +163,9 @@ class Agent {
       if (const auto meeting = Meeting()) meeting->Take(frame);
     } else if (name == "abort") {
       world_->backend().Abort(frame.value("reason", "the head says so"));
+    } else if (name == "tell") {
+      const Json& shape = frame.at("shape");
+      world_->backend().Take({frame.at("rank"), frame.at("round"), {shape.at(0), shape.at(1)}});
     } else if (name == "profile") {
       world_->backend().Profile(frame.at("begin"));
     } else if (name == "snapshot") {

@@ -33,12 +33,15 @@ void AgentLink::Take(Json frame) {
     if (events_.write) events_.write(frame.value("text", ""));
     return;
   }
+  if (name == "tell") return events_.tell(frame);
   const std::lock_guard lock(mutex_);
   if (name == "answer") {
     const auto asked = answers_.find(frame.value("ask", std::uint64_t{0}));
     if (asked != answers_.end()) asked->second = std::move(frame);
   } else if (name == "crash") {
     crash_ = std::move(frame);
+  } else if (name == "unstarted") {
+    unstarted_ = std::move(frame);
   } else if (name == "report" || name == "meet") {
     const int rank = frame.value("rank", -1) - place_.first;
     if (rank < 0 || rank >= place_.ranks)
@@ -89,7 +92,8 @@ std::optional<Json> AgentLink::Ask(Json frame, Clock::time_point until) {
 
 std::optional<Json> AgentLink::NextOfStart(Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  if (!Wait(lock, until, [&] { return !start_.empty(); })) return std::nullopt;
+  Wait(lock, until, [&] { return !start_.empty() || unstarted_; });
+  if (start_.empty()) return std::nullopt;
   Json frame = std::move(start_.front());
   start_.pop_front();
   return frame;
@@ -113,6 +117,11 @@ std::optional<Json> AgentLink::NextOf(int rank) {
 std::string AgentLink::Gone() const {
   const std::lock_guard lock(mutex_);
   return gone_;
+}
+
+std::optional<Json> AgentLink::Unstarted() const {
+  const std::lock_guard lock(mutex_);
+  return unstarted_;
 }
 
 std::optional<Json> AgentLink::Crash() const {

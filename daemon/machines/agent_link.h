@@ -28,6 +28,7 @@ class AgentLink {
   struct Events {
     std::function<void()> gone;                          // once, any thread
     std::function<void(const std::string& text)> write;  // to the channel of answers: for faults
+    std::function<void(const Json& news)> tell;          // what one of its ranks tells the other agents
   };
 
   AgentLink(GreetedAgent agent, const kernels::Place& place, Events events);
@@ -45,8 +46,9 @@ class AgentLink {
   bool Send(const Json& frame) { return agent_.socket->Send(frame); }
   // Sends the frame, and returns the answer to it. Nothing: it has gone, or `until` has come.
   std::optional<Json> Ask(Json frame, Clock::time_point until);
-  // The next frame of its start. Nothing: likewise.
+  // The next frame of its start. Nothing: likewise, or it cannot start.
   std::optional<Json> NextOfStart(Clock::time_point until);
+  std::optional<Json> Unstarted() const;  // why it cannot: the frame `unstarted`
   // From now on frames of ranks are those of this run; what others have sent is dropped.
   void BeginRun(std::uint64_t run);
   // The next frame of the rank. Nothing: it has gone.
@@ -72,7 +74,7 @@ class AgentLink {
   std::map<std::uint64_t, Json> answers_;  // by number; null: not there yet
   std::deque<Json> start_;
   std::vector<std::deque<Json>> of_rank_;
-  std::optional<Json> crash_;
+  std::optional<Json> crash_, unstarted_;
   std::string gone_;
 };
 

@@ -18,7 +18,7 @@ using protocol::Json;
 using protocol::RunResult;
 
 constexpr std::chrono::seconds kCloseLimit{10}, kMemoryLimit{10};
-constexpr std::chrono::milliseconds kAnswerTime{250};  // to the deadline, as ThreadRanks has it
+constexpr std::chrono::milliseconds kStartCheck{100};
 
 FailureKind KindIn(const Json& answer) {
   return protocol::ParseFailureKind(answer.value("kind", "")).value_or(FailureKind::kInternal);
@@ -65,43 +65,76 @@ AgentRanks::AgentRanks(UnderWay& under_way, Options options, Clock::time_point l
   const int ranks = options_.world_size / static_cast<int>(gathered.agents.size());
   for (GreetedAgent& agent : gathered.agents) {
     const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
-    agents_.push_back(std::make_unique<AgentLink>(std::move(agent), place,
-                                                  AgentLink::Events{[this] {
-                                                                      if (busy_ == 0) TakeGone();
-                                                                    },
-                                                                    [this](const std::string& text) {
-                                                                      if (options_.write_answer)
-                                                                        options_.write_answer(text);
-                                                                    }}));
+    const std::size_t index = agents_.size();
+    AgentLink::Events events;
+    events.gone = [this] {
+      if (busy_ == 0) TakeGone();
+    };
+    events.write = [this](const std::string& text) {
+      if (options_.write_answer) options_.write_answer(text);
+    };
+    events.tell = [this, index](const Json& news) { TellOthers(index, news); };
+    agents_.push_back(std::make_unique<AgentLink>(std::move(agent), place, std::move(events)));
   }
   Open(limit);
+  try {
+    protocol::ListRequest given;
+    given.load = options_.case_files;
+    case_digests_ = libraries_.Send(given.load, {}, agents_, limit);
+    if (!given.load.empty()) Cases(given, limit);
+  } catch (const Refusal& refusal) {
+    throw StartError(std::string("--case ") + refusal.what(), refusal.kind());
+  }
+  const std::lock_guard lock(telling_);
+  tells_ = true;
   --busy_;
 }
 
 AgentRanks::~AgentRanks() {
   ++busy_;
   for (const auto& agent : agents_) agent->Shut();
+  {
+    const std::lock_guard lock(telling_);
+    tells_ = false;
+  }
   agents_.clear();
   launcher_.reset();
 }
 
 Json AgentRanks::NextOfStart(AgentLink& agent, Clock::time_point limit) {
-  const auto frame = agent.NextOfStart(limit);
-  if (!frame && agent.Gone().empty())
-    throw StartError(agent.Name() + " did not start in time", FailureKind::kTimeout);
-  if (!frame) {
+  for (;;) {
+    if (auto frame = agent.NextOfStart(std::min(limit, Clock::now() + kStartCheck))) return *std::move(frame);
+    CheckStart();  // this one may wait for another that cannot start
+    if (Clock::now() >= limit)
+      throw StartError(agent.Name() + " did not start in time", FailureKind::kTimeout);
+  }
+}
+
+// The cause first: NCCL fails where another agent has gone.
+void AgentRanks::CheckStart() const {
+  for (const auto& agent : agents_) {
+    if (agent->Gone().empty() || agent->Unstarted()) continue;
     const auto launcher = launcher_->Ended(Clock::now() + std::chrono::milliseconds(200));
-    throw StartError(agent.Name() + " was lost during its start: " + agent.Gone() +
+    throw StartError(agent->Name() + " was lost during its start: " + agent->Gone() +
                          (launcher ? "; the launcher " + launcher_->name() + " " + *launcher : ""),
                      FailureKind::kInternal);
   }
-  if (frame->at("frame") == "unstarted") {
-    StartError error("node " + agent.node() + ": " + frame->value("error", ""), KindIn(*frame));
-    error.detail = frame->value("detail", "");
-    if (frame->value("rank", Json()).is_number_integer()) error.rank = frame->at("rank").get<int>();
-    throw error;
+  for (const bool of_nccl : {false, true}) {
+    for (const auto& agent : agents_) {
+      const auto frame = agent->Unstarted();
+      if (!frame || (KindIn(*frame) == FailureKind::kNccl) != of_nccl) continue;
+      StartError error("node " + agent->node() + ": " + frame->value("error", ""), KindIn(*frame));
+      error.detail = frame->value("detail", "");
+      if (frame->value("rank", Json()).is_number_integer()) error.rank = frame->at("rank").get<int>();
+      throw error;
+    }
   }
-  return *frame;
+}
+
+void AgentRanks::TellOthers(std::size_t from, const Json& news) {
+  const std::lock_guard lock(telling_);
+  for (std::size_t i = 0; tells_ && i < agents_.size(); ++i)
+    if (i != from) agents_[i]->Send(news);
 }
 
 void AgentRanks::Open(Clock::time_point limit) {
@@ -115,8 +148,9 @@ void AgentRanks::Open(Clock::time_point limit) {
   }
   std::vector<Json> frames;
   for (const auto& agent : agents_) frames.push_back(NextOfStart(*agent, limit));
+  const auto kind = [](const Json& frame) { return std::pair(frame.at("frame"), frame.value("what", "")); };
   for (const Json& frame : frames)
-    if (frame.at("frame") != frames.front().at("frame"))
+    if (kind(frame) != kind(frames.front()))
       throw StartError("the nodes have different backends: name one with --backend");
   if (frames.front().at("frame") == "exchange") {
     Json all = Json::array();
@@ -135,6 +169,7 @@ void AgentRanks::Open(Clock::time_point limit) {
       device["node"] = agents_[i]->node();
       devices_.push_back(std::move(device));
     }
+    nccl_.push_back(frames[i].at("nccl"));
     for (const auto& [stage, ms] : frames[i].at("init_ms").items())  // the slowest one's
       init_ms_[stage] = std::max(init_ms_.value(stage, 0.0), ms.get<double>());
   }
@@ -148,10 +183,14 @@ void AgentRanks::TakeGone() {
 
 Json AgentRanks::Hello() const {
   Json nodes = Json::array();
-  for (const auto& agent : agents_) {
+  for (std::size_t index = 0; index < agents_.size(); ++index) {
+    const auto& agent = agents_[index];
     Json ranks = Json::array();
     for (int i = 0; i < agent->place().ranks; ++i) ranks.push_back(agent->place().first + i);
-    nodes.push_back({{"node", agent->node()}, {"pid", agent->pid()}, {"ranks", std::move(ranks)}});
+    nodes.push_back({{"node", agent->node()},
+                     {"pid", agent->pid()},
+                     {"ranks", std::move(ranks)},
+                     {"nccl", nccl_.at(index)}});
   }
   return {{"world_size", options_.world_size},
           {"backend", backend_},
@@ -192,12 +231,25 @@ std::vector<Json> AgentRanks::AskAll(const Json& frame, Clock::time_point until)
   return answers;
 }
 
+void AgentRanks::SendLibraries(const std::vector<std::string>& named, std::vector<std::string>& load,
+                               std::map<std::string, std::string>& digests, Clock::time_point until) {
+  std::vector<std::string> all = named;
+  for (const auto& [file, digest] : case_digests_) {
+    if (std::count(named.begin(), named.end(), file) > 0) continue;
+    all.push_back(file);
+    load.push_back(file);
+    digests.emplace(file, digest);
+  }
+  digests = libraries_.Send(all, std::move(digests), agents_, until);
+}
+
 Json AgentRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
   const Busy busy(*this);
-  const std::vector<Json> answers = AskAll({{"frame", "cases"},
-                                            {"load", request.load},
-                                            {"digests", libraries_.Send(request.load, {}, agents_, until)}},
-                                           until);
+  protocol::ListRequest all = request;
+  std::map<std::string, std::string> digests;
+  SendLibraries(request.load, all.load, digests, until);
+  const std::vector<Json> answers =
+      AskAll({{"frame", "cases"}, {"load", all.load}, {"digests", digests}}, until);
   ThrowRefusal(answers, agents_);
   return answers.front().at("cases");
 }
@@ -210,7 +262,7 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
                   "--python (PoolOptions::python) and without --launch");
   protocol::RunRequest with_digests = request;
-  with_digests.digests = libraries_.Send(protocol::NamedLibraries(request), request.digests, agents_, until);
+  SendLibraries(protocol::NamedLibraries(request), with_digests.load, with_digests.digests, until);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
   const std::vector<Json> answers =
       AskAll({{"frame", "prepare"},

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,8 +27,9 @@ class AgentRanks : public Ranks {
   struct Options {
     int world_size = 1;
     std::string version;
-    std::vector<std::string> words;  // of the launcher
-    protocol::Json agent;            // members of the frame `place`, beside the place itself
+    std::vector<std::string> words;       // of the launcher
+    protocol::Json agent;                 // members of the frame `place`, beside the place itself
+    std::vector<std::string> case_files;  // of --case
     bool allow_faults = false;
     std::function<void(std::string_view)> write_answer;  // for faults of answers
     // An agent was lost while no request was under way: the daemon must end. Any thread.
@@ -63,8 +66,13 @@ class AgentRanks : public Ranks {
   struct Lost;  // what AskAll throws
   // The answers of all agents, by index.
   std::vector<Json> AskAll(const Json& frame, Clock::time_point until);
+  // Adds those of --case to what a request loads, and sends them all to the agents.
+  void SendLibraries(const std::vector<std::string>& named, std::vector<std::string>& load,
+                     std::map<std::string, std::string>& digests, Clock::time_point until);
   std::vector<Json> Prepare(const protocol::RunRequest& request, Clock::time_point until);
   Json NextOfStart(AgentLink& agent, Clock::time_point limit);
+  void CheckStart() const;  // throws StartError when an agent cannot start
+  void TellOthers(std::size_t from, const Json& news);
   void Open(Clock::time_point limit);
   void TakeGone();
 
@@ -73,10 +81,14 @@ class AgentRanks : public Ranks {
   std::unique_ptr<Launcher> launcher_;
   std::vector<std::unique_ptr<AgentLink>> agents_;
   LibrarySender libraries_;
+  std::map<std::string, std::string> case_digests_;  // of --case: the files' of the start
   std::string backend_, transport_;
   Json init_ms_ = Json::object(), devices_ = Json::array();
-  std::uint64_t number_ = 0;  // of frames `run` and `probe`
-  std::atomic<int> busy_{1};  // the start counts
+  Json nccl_ = Json::array();  // the settings of each node
+  std::uint64_t number_ = 0;   // of frames `run` and `probe`
+  std::atomic<int> busy_{1};   // the start counts
+  std::mutex telling_;
+  bool tells_ = false;  // the agents are all there
 };
 
 }  // namespace cppool::daemon

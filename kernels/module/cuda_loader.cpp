@@ -15,6 +15,7 @@
 #include "kernels/error.h"
 #include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
+#include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
 namespace {
@@ -162,23 +163,34 @@ const CudaModule& OpenCudaModule() {
 
 std::string CudaModuleFile() { return FileOf(reinterpret_cast<void*>(OpenCudaModule().create_backend)); }
 
-std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport,
-                                           const std::string& commit) {
-  if (!place.whole()) {
-    throw RuntimeError(CPPOOL_UNSUPPORTED,
-                       "the CUDA backend runs all ranks of a world in one process, and not " +
-                           std::to_string(place.ranks) + " of " + std::to_string(place.world_size));
+std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport, const std::string& commit,
+                                           WorldLink link) {
+  if (!place.whole() && transport == Transport::kPeer) {
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "the transport peer copies within one process, and this one has " +
+                                               std::to_string(place.ranks) + " of " +
+                                               std::to_string(place.world_size) +
+                                               " ranks: between processes it is nccl");
+  }
+  if (!place.whole() && !link.exchange) {
+    throw RuntimeError(CPPOOL_INTERNAL, "a CUDA backend of " + std::to_string(place.ranks) + " of " +
+                                            std::to_string(place.world_size) +
+                                            " ranks needs a link to the others");
   }
   const CudaModule& module = OpenCudaModule();
   const std::string other = module.commit;
   if (!commit.empty() && !other.empty() && other != commit)
     throw AnotherBuild(CudaModuleFile(), BuildIdText(module.seam_id, other), BuildIdText(SeamId(), commit));
-  return module.create_backend(place.world_size, transport);
+  return module.create_backend(place, transport, std::move(link));
 }
 
 std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) {
   return OnHost(backend) ? std::vector<const AttentionFamily*>{&host::HostFamily()}
                          : OpenCudaModule().attention_families();
+}
+
+Place PlaceOf(cppool_runtime* rank) {
+  return OnHost(rank->backend) ? static_cast<host::HostRank*>(rank->self)->place()
+                               : OpenCudaModule().place_of(rank);
 }
 
 Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {

@@ -37,6 +37,8 @@ std::vector<const AttentionFamily*> CudaFamilies() {
   return {&Sm80Family()};
 }
 
+Place PlaceOfRank(cppool_runtime* runtime) { return static_cast<CudaRank*>(runtime->self)->world().place(); }
+
 Group CopyGroup(cppool_runtime* runtime, GroupShape shape) {
   Group group;
   group.comm = static_cast<CudaRank*>(runtime->self)->CopyGroup(shape, &group.rank, &group.size);
@@ -49,7 +51,7 @@ Group CopyGroup(cppool_runtime* runtime, GroupShape shape) {
 extern "C" __attribute__((visibility("default"))) const cppool::kernels::CudaModule* cppool_cuda_module() {
   namespace cuda = cppool::kernels::cuda;
   static const cppool::kernels::CudaModule module{
-      cppool::kernels::SeamId(), cppool::kernels::Commit(), &cuda::CreateBackend,   &cuda::CudaFamilies,
-      &cuda::CopyGroup,          &cuda::MakeTensorOps,      &cuda::MakeCheckKernels};
+      cppool::kernels::SeamId(), cppool::kernels::Commit(), &cuda::CreateBackend, &cuda::CudaFamilies,
+      &cuda::PlaceOfRank,        &cuda::CopyGroup,          &cuda::MakeTensorOps, &cuda::MakeCheckKernels};
   return &module;
 }

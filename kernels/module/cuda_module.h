@@ -16,8 +16,9 @@ struct CudaModule {
   // SeamId() of build_id.h. It stays the first member: with another id nothing else of the table is read.
   const char* seam_id;
   const char* commit;  // Commit(); empty: unknown
-  std::unique_ptr<Backend> (*create_backend)(int world_size, Transport transport);
+  std::unique_ptr<Backend> (*create_backend)(const Place&, Transport, WorldLink);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
+  Place (*place_of)(cppool_runtime*);                           // as PlaceOf
   Group (*copy_group)(cppool_runtime*, GroupShape);             // as GetCopyGroup
   std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);

@@ -112,7 +112,9 @@ TEST_CASE("a place that is not the whole world needs the transport of the others
   CHECK_THROWS_WITH(kernels::CreateHostBackend(kernels::Place(4, 2, 2)),
                     ContainsSubstring("2 of 4 ranks needs the transport of the others"));
   CHECK_THROWS_WITH(kernels::CreateCudaBackend(kernels::Place(4, 2, 2)),
-                    ContainsSubstring("runs all ranks of a world in one process, and not 2 of 4"));
+                    ContainsSubstring("2 of 4 ranks needs a link to the others"));
+  CHECK_THROWS_WITH(kernels::CreateCudaBackend(kernels::Place(4, 2, 2), kernels::Transport::kPeer),
+                    ContainsSubstring("peer copies within one process, and this one has 2 of 4 ranks"));
   const auto transport = kernels::CreateHostTransport(4);
   const auto backend = kernels::CreateHostBackend(kernels::Place(4, 2, 2), transport);
   CHECK(backend->Devices().size() == 2);

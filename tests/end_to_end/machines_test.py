@@ -28,12 +28,17 @@ SMALL = {"max_seqlen_q": 128, "num_heads": 4, "deterministic": True}
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
+def rank_list(first, end):
+    """As messages list so many ranks: "rank 1", "ranks 2 and 3"."""
+    return f"rank {first}" if end - first == 1 else f"ranks {first} and {end - 1}"
+
+
 class Head:
     """A cppoold over pipes. `mark` is in the environment of all that it starts."""
-    def __init__(self, launch, world_size=4, options=(), environment=()):
+    def __init__(self, launch, world_size=4, options=(), environment=(), backend="host"):
         self.mark = f"CPPOOL_TEST_MARK={os.getpid()}.{time.monotonic_ns()}"
         name, _, value = self.mark.partition("=")
-        command = [DAEMON, f"--world-size={world_size}", "--backend=host", "--sentinel=", "--log-level=info", "--allow-faults", *options]
+        command = [DAEMON, f"--world-size={world_size}", f"--backend={backend}", "--sentinel=", "--log-level=info", "--allow-faults", *options]
         if launch is not None:
             command.append(f"--launch={launch}")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -117,6 +122,10 @@ class Head:
 
 
 class Case(unittest.TestCase):
+    # Other worlds for machines_gpu_test.py. A fault or a kill hits a rank of the second of two agents.
+    backend, world_size, most_agents, fault_rank = "host", 4, 4, 2
+    environment, params = {}, {}
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -132,8 +141,9 @@ class Case(unittest.TestCase):
     def launch(self, agents):
         return f"'{self.script}' {agents}"
 
-    def head(self, agents=2, world_size=4, **options):
-        head = Head(None if agents is None else self.launch(agents), world_size, **options)
+    def head(self, agents=2, world_size=None, environment=(), **options):
+        head = Head(None if agents is None else self.launch(agents), world_size or self.world_size, backend=self.backend,
+                    environment={**self.environment, **dict(environment)}, **options)
         self.addCleanup(self.check_end, head)
         return head
 
@@ -170,6 +180,13 @@ class Worlds(Case):
             self.assertEqual(len(answer["ranks"][3]["samples"]["forward"]), 5, answer)
             answer = head.run(sampling={"precision": 0.5, "max_ms": 2000}, repeat=200)
             self.assertIn(answer["stopped"], ("precision", "max_ms", "repeat"))
+
+    def test_the_answer_says_where_heads_are_exchanged(self):
+        for agents, size, where in [(1, 2, None), (2, 2, "in_node"), (4, 2, "across_nodes")]:
+            with self.head(agents) as head:
+                answer = head.run({"cp_comm_type": "a2a+p2p", "a2a_size": size})
+                self.assertEqual([rank.get("a2a_groups") for rank in answer["ranks"]], [where] * 4, answer)
+                self.assertNotIn("a2a_groups", head.run({"cp_comm_type": "a2a"})["ranks"][0])
 
     def test_list_stats_validate_and_refusals(self):
         with self.head() as head:
@@ -242,24 +259,46 @@ class Libraries(Case):
         self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
 
 
+    def test_libraries_of_the_start(self):
+        path = os.path.join(self.folder.name, "given.so")
+        shutil.copy(LIBRARY, path)
+        with self.head(options=[f"--case={path}"]) as head:
+            head.nodes()
+            os.remove(path)
+            self.assertEqual([case["name"] for case in head.ask(op="list")["cases"]][:1], ["attention"])
+            self.assertIn("odd", [case["name"] for case in head.ask(op="list")["cases"]])
+            for _ in range(2):
+                self.assertTrue(head.ask(op="run", case="odd")["ok"])
+            self.assertTrue(head.run()["ok"])
+        with open(path, "w") as file:
+            file.write("no library")
+        for bad, text in [(path, "is no shared library"), (path + "none", "given.sonone")]:
+            head = self.head(options=[f"--case={bad}"])
+            self.assertEqual(head.end(), 2)
+            self.assertIn(text, "".join(head.stderr))
+            self.assertIn("--case", "".join(head.stderr))
+
+
 class Failures(Case):
     def compare_faults(self, kinds, agents):
         """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
         for kind in kinds:
             with self.subTest(kind):
-                fault, ends = {"kind": kind, "rank": 2}, []
+                fault, ends = {"kind": kind, "rank": self.fault_rank}, []
                 for head in (self.head(None), self.head(agents)):
-                    answer = head.run(fault=fault, deadline_ms=3000)
+                    answer = head.run(self.params, fault=fault, deadline_ms=3000)
                     failure = answer.get("failure") or {"kind": None, "rank": None}
-                    rank = None if kind == "wrong_size" else failure["rank"]  # either of the two ranks may be the first to see it
+                    # Either of the two ranks may be the first to see it.
+                    either = ("wrong_size",) if self.world_size > 2 else ("wrong_size", "skip_collective")
+                    rank = None if kind in either else failure["rank"]
                     ends.append((answer["status"], failure["kind"], rank, answer.get("fatal", False)))
                     if not answer.get("fatal"):
-                        self.assertTrue(head.run()["ok"])
+                        self.assertTrue(head.run(self.params)["ok"])
                     head.end()
                     self.assertEqual(head.left, [])
                 self.assertEqual(ends[0], ends[1], answer)
                 if failure["rank"] is not None:
-                    self.assertEqual(failure["node"].rpartition(":")[2], str(failure["rank"] * agents // 4), answer)
+                    self.assertEqual(failure["node"].rpartition(":")[2], str(failure["rank"] * agents // self.world_size), answer)
 
     def test_faults_of_a_case(self):
         self.compare_faults(["throw", "out_of_memory", "stall", "stall_host", "skip_collective", "wrong_size", "flip_bit", "half_line"], 2)
@@ -267,20 +306,20 @@ class Failures(Case):
     def test_crashes_name_rank_stage_and_node(self):
         for kind, text in [("segfault", "Segmentation fault"), ("abort", "Aborted"), ("exit", "exit(")]:
             with self.subTest(kind):
-                head = self.head(4)
+                head = self.head(self.most_agents)
                 nodes = head.nodes()
-                answer = head.run(fault={"kind": kind, "rank": 2})
+                answer = head.run(fault={"kind": kind, "rank": self.fault_rank})
+                node = nodes[self.fault_rank * self.most_agents // self.world_size]["node"]
                 self.assertTrue(answer["fatal"], answer)
                 self.assertEqual((answer["failure"]["kind"], answer["failure"]["rank"], answer["failure"]["node"]),
-                                 ("internal", 2, nodes[2]["node"]), answer)
+                                 ("internal", self.fault_rank, node), answer)
                 self.assertIn(text, answer["error"])
                 self.assertIn("rank", answer["error"])
                 self.assertEqual(head.end(), 3)
                 self.assertEqual(head.left, [])
 
-    def during_a_run(self, do, agents=2, launch=None, deadline_ms=5000):
-        head = Head(launch or self.launch(agents))
-        self.addCleanup(self.check_end, head)
+    def during_a_run(self, do, deadline_ms=5000):
+        head = self.head()
         nodes = head.nodes()
         head.send(op="run", params=SMALL, repeat=10000, deadline_ms=deadline_ms)
         time.sleep(0.3)
@@ -299,7 +338,7 @@ class Failures(Case):
 
     def test_an_agent_is_killed(self):
         answer = self.check_lost(*self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL)), 5)
-        self.assertIn("ranks 2 and 3", answer["error"])
+        self.assertIn(rank_list(self.world_size // 2, self.world_size), answer["error"])
         self.assertEqual(answer["failure"]["kind"], "internal")
 
     def test_an_agent_is_stopped(self):
@@ -307,8 +346,8 @@ class Failures(Case):
         answer = head.answer()
         self.assertLess(time.monotonic() - begin, 6)
         self.assertEqual(answer["failure"]["kind"], "timeout", answer)
-        self.assertEqual(len(answer["ranks"]), 4)
-        self.assertIn(f"rank 3 on node {nodes[1]['node']}", answer["error"])
+        self.assertEqual(len(answer["ranks"]), self.world_size)
+        self.assertIn(f"rank {self.world_size - 1} on node {nodes[1]['node']}", answer["error"])
         self.assertEqual(head.end(), 3)
         self.assertEqual(head.left, [])
 
@@ -337,10 +376,10 @@ class Failures(Case):
         nodes = head.nodes()
         os.kill(nodes[0]["pid"], signal.SIGKILL)
         self.assertEqual(head.process.wait(10), 3)
-        self.assertIn(f"node {nodes[0]['node']} (ranks 0 and 1) is lost", "".join(head.stderr))
+        self.assertIn(f"node {nodes[0]['node']} ({rank_list(0, self.world_size // 2)}) is lost", "".join(head.stderr))
 
     def test_the_end_of_stdin_ends_everything(self):
-        head = self.head(4)
+        head = self.head(self.most_agents)
         self.assertTrue(head.run()["ok"])
         begin = time.monotonic()
         self.assertEqual(head.end(), 0)
@@ -410,6 +449,16 @@ class BadInput(Case):
     def test_without_gloo(self):
         self.refused(self.launch(2), "libgloo0", environment={"CPPOOL_GLOO_MODULE": "/etc/passwd"})
 
+    def test_an_agent_that_cannot_start_ends_the_start_while_another_is_stuck(self):
+        """The first one opens a pipe as gloo's module, into which nobody writes."""
+        pipe = os.path.join(self.folder.name, "pipe")
+        os.mkfifo(pipe)
+        path = self.script_of("i=0; for module in " + pipe + " /etc/passwd; do\n"
+                              "CPPOOL_GLOO_MODULE=$module CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & i=$((i + 1)); done; wait\n")
+        begin = time.monotonic()
+        self.refused(path, ":1: ", environment={"CPPOOL_START_LIMIT_MS": "40000"})
+        self.assertLess(time.monotonic() - begin, 20)
+
     def test_other_options(self):
         self.refused(self.launch(2), "--python", options=["--python"])
         self.refused(self.launch(2), "--transport", options=["--transport=peer"])
@@ -469,8 +518,18 @@ class Command(Case):
                 del os.environ[name]
         self.assertIn('Slurm: job 7, 2 nodes (a,b): --launch "srun -N 2 --ntasks-per-node=1"', out)
         self.assertIn("NCCL_SOCKET_IFNAME=lo", out)
+        self.assertNotIn("other settings", out)
         self.assertRegex(out, "world size 4 .*backend host, transport gloo, 4 ranks on .*, on nodes ")
         self.assertIn("cannot be shared evenly by 2 agents", out)
+
+    def test_doctor_names_settings_of_nccl_that_a_launcher_changes(self):
+        path = os.path.join(self.folder.name, "settings")
+        with open(path, "w") as file:
+            file.write("#!/bin/sh\nfor i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i NCCL_DEBUG=$i \"$@\" & done; wait\n")
+        os.chmod(path, 0o700)
+        out = self.run_command("doctor", "--backend", "host", "--launch", path)
+        self.assertRegex(out, "node .*:0 has other settings of NCCL: NCCL_DEBUG=0\n")
+        self.assertRegex(out, "node .*:1 has other settings of NCCL: NCCL_DEBUG=1\n")
 
 
 @unittest.skipUnless(any(os.access(os.path.join(folder, "mpirun"), os.X_OK) for folder in os.environ["PATH"].split(":")), "no mpirun")
@@ -509,6 +568,11 @@ class OpenMpi(Case):
                 self.assertEqual(head.left, [])
 
 
-if __name__ == "__main__":
+def take_arguments():
+    global DAEMON, COMMAND, LIBRARY
     DAEMON, COMMAND, LIBRARY = (os.path.abspath(sys.argv.pop(1)) for _ in range(3))
+
+
+if __name__ == "__main__":
+    take_arguments()
     unittest.main()

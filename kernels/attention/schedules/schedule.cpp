@@ -5,6 +5,7 @@
 
 #include "kernels/attention/schedules/fp8_schedule.h"
 #include "kernels/attention/schedules/head_ring.h"
+#include "kernels/backend.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -78,7 +79,9 @@ Transfers TransfersOf(cppool_runtime* runtime, const AttentionSpec& spec) {
   if (GetCopyGroup(runtime, {runtime->world_size, 1}).comm) return Transfers::kPeer;
   if (spec.transfers == Transfers::kPeer) {
     throw RuntimeError(CPPOOL_UNSUPPORTED,
-                       "transfers 'peer' copies between devices, and here not all devices reach each other");
+                       "transfers 'peer' copies between devices, and here " +
+                           std::string(PlaceOf(runtime).whole() ? "not all devices reach each other"
+                                                                : "ranks are in several processes"));
   }
   return Transfers::kComm;
 }

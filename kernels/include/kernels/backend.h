@@ -20,6 +20,7 @@
 #include "kernels/group_shape.h"
 #include "kernels/host_link.h"
 #include "kernels/trace.h"
+#include "kernels/world_link.h"
 
 namespace cppool::kernels {
 
@@ -140,6 +141,9 @@ struct Place {
   int ranks;
 };
 
+// The one that this rank of a backend is in.
+Place PlaceOf(cppool_runtime* rank);
+
 // Of the ranks of a place.
 class Backend {
  public:
@@ -163,6 +167,8 @@ class Backend {
   // another call of it fails at once with an error that names it, where the transport can tell (with NCCL the
   // deadline ends such a wait). BeginCase of the rank takes it back: all ranks begin before any communicates.
   virtual void Finished(int rank) = 0;
+  // Any thread: what a rank of another process has told by WorldLink::tell.
+  virtual void Take(const RankNews&) {}
   // After a failed case: resets communication on all ranks, so that an abort and calls that found no partner
   // are forgotten. No rank may be in a call; work that is still under way has until `limit`. Throws
   // RuntimeError when it cannot: work that does not end, a device in an error state, NCCL after an abort or
@@ -188,16 +194,16 @@ int CountCudaDevices();
 // How the ranks on CUDA exchange. kNccl needs libnccl.so.2, and a device for every rank. kPeer uses device
 // copies and events within the process: ranks may share devices (rank r has device r * devices / world_size),
 // and a call of send, recv or a collective returns when the peers have made theirs. kAuto is kNccl where
-// every rank has a device of its own, else kPeer.
+// every rank has a device of its own, else kPeer. Between processes there is kNccl alone.
 enum class Transport { kAuto, kNccl, kPeer };
 
 // Opens the module `libcppool_cuda.so`: the file that CPPOOL_CUDA_MODULE names, else the first one found
 // beside the program, in `../lib` from there, and on the dynamic linker's path. Throws RuntimeError that says
 // what to do when it is missing, of another build, or lacks NCCL or devices. `commit` is the one that the
-// program was built from: a module of another commit is refused; empty: any is taken. A place that is not the
-// whole world is refused.
+// program was built from: a module of another commit is refused; empty: any is taken. `link`: to the other
+// processes, of a place that is a part of its world; each has as many ranks, and a device for each.
 std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transport = Transport::kAuto,
-                                           const std::string& commit = "");
+                                           const std::string& commit = "", WorldLink link = {});
 
 // The file of that module, which is opened for it. Throws as CreateCudaBackend.
 std::string CudaModuleFile();

@@ -50,23 +50,26 @@ std::string VisibleDevices(int count) {
          (visible ? " (CUDA_VISIBLE_DEVICES=" + std::string(visible) + ")" : "");
 }
 
-std::shared_ptr<CommWorld> MakeWorld(int size, int devices, Transport transport) {
+std::shared_ptr<CommWorld> MakeWorld(const Place& place, int devices, Transport transport, WorldLink link) {
+  const int size = place.ranks;
   if (devices < 1)
     throw RuntimeError(CPPOOL_CUDA, "CUDA ranks need a device, and " + VisibleDevices(devices));
-  if (transport == Transport::kAuto) transport = devices < size ? Transport::kPeer : Transport::kNccl;
+  if (transport == Transport::kAuto)
+    transport = devices < size && place.whole() ? Transport::kPeer : Transport::kNccl;
   if (transport == Transport::kPeer) return std::make_shared<PeerWorld>(size, devices);
   if (devices < size) {
     throw RuntimeError(CPPOOL_CUDA, "with NCCL " + std::to_string(size) + " ranks need " +
                                         std::to_string(size) + " CUDA devices, one each, and " +
                                         VisibleDevices(devices) +
-                                        ": with the transport peer they can share a device");
+                                        (place.whole() ? ": with the transport peer they can share a device"
+                                                       : ": start fewer ranks, or more processes"));
   }
-  return std::make_shared<NcclWorld>(size);
+  return std::make_shared<NcclWorld>(place, std::move(link));
 }
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int world_size, Transport transport);
+  CudaBackend(const Place& place, Transport transport, WorldLink link);
   ~CudaBackend() override { world_->AwaitAbort(kAbortLimit); }
 
   std::string name() const override { return "cuda"; }
@@ -77,6 +80,7 @@ class CudaBackend final : public Backend {
   std::vector<std::pair<std::string, double>> InitTimes() const override;
   void Abort(const std::string& reason) override { world_->Abort(reason); }
   void Finished(int rank) override { world_->Finished(rank); }
+  void Take(const RankNews& news) override { world_->Take(news); }
   void Profile(bool begin) override {
     // An error is one of the device, which the next call reports too.
     begin ? cudaProfilerStart() : cudaProfilerStop();
@@ -135,17 +139,17 @@ void CheckDriver() {
                          ", or a build that was made with an older CUDA, or use the host backend");
 }
 
-CudaBackend::CudaBackend(int world_size, Transport transport) : place_(world_size) {
-  if (world_size < 1 || world_size > kMostRanks) {
+CudaBackend::CudaBackend(const Place& place, Transport transport, WorldLink link) : place_(place) {
+  if (place.world_size < 1 || place.world_size > kMostRanks) {
     throw RuntimeError(CPPOOL_INVALID_REQUEST, "a world has 1 to " + std::to_string(kMostRanks) +
-                                                   " ranks, not " + std::to_string(world_size));
+                                                   " ranks, not " + std::to_string(place.world_size));
   }
   StageClock clock(this);
   CheckDriver();
   int count = 0;
   CheckCuda(cudaGetDeviceCount(&count), "counting the CUDA devices");
-  world_ = MakeWorld(world_size, count, transport);
-  devices_.resize(static_cast<std::size_t>(world_size));
+  world_ = MakeWorld(place, count, transport, std::move(link));
+  devices_.resize(static_cast<std::size_t>(place.ranks));
   clock.Done("driver");
 }
 
@@ -157,7 +161,7 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
     WarmUpDevice(*opened);
     DeviceInfo device = opened->Device();
     const std::lock_guard lock(mutex_);
-    devices_[rank] = std::move(device);
+    devices_[rank - place_.first] = std::move(device);
   } catch (const std::exception& error) {
     world_->CannotStart(rank, error.what());
     throw;
@@ -201,8 +205,8 @@ std::vector<std::pair<std::string, double>> CudaBackend::InitTimes() const {
 
 }  // namespace
 
-std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
-  return std::make_unique<CudaBackend>(world_size, transport);
+std::unique_ptr<Backend> CreateBackend(const Place& place, Transport transport, WorldLink link) {
+  return std::make_unique<CudaBackend>(place, transport, std::move(link));
 }
 
 }  // namespace cppool::kernels::cuda

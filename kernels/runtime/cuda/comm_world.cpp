@@ -2,20 +2,27 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace cppool::kernels::cuda {
 
 using namespace std::chrono_literals;
 
-CommWorld::CommWorld(int size, int devices)
-    : size_(size),
-      devices_(std::min(size, devices)),
-      groups_(At(size)),
-      wake_ups_(At(size)),
-      finished_(At(size)),
+CommWorld::CommWorld(const Place& place, int devices, std::function<void(const RankNews&)> tell)
+    : place_(place),
+      devices_(std::min(place.ranks, devices)),
+      tell_(std::move(tell)),
+      groups_(At(size())),
+      wake_ups_(At(size())),
+      finished_(At(size())),
       meeting_(
           wake_ups_, [this] { return aborted(); }, [this](int rank) { return finished(rank); }),
-      pools_(At(devices_)) {}
+      pools_(At(devices_)) {
+  if (!tell_) return;
+  meeting_.TellOthers([this](int rank, std::uint32_t round, GroupShape shape) {
+    tell_({rank, round, shape});
+  });
+}
 
 std::shared_ptr<DevicePool> CommWorld::OpenPool(int rank) {
   const std::lock_guard lock(pools_mutex_);
@@ -41,10 +48,11 @@ void CommWorld::Arrive() {
   start_changed_.notify_all();
   // A context takes seconds on a busy machine; a rank that has not arrived after a minute will not.
   const bool all =
-      start_changed_.wait_for(lock, 60s, [&] { return arrived_ == size_ || !start_failure_.empty(); });
+      start_changed_.wait_for(lock, 60s, [&] { return arrived_ == place_.ranks || !start_failure_.empty(); });
   if (!start_failure_.empty()) throw RuntimeError(CPPOOL_CUDA, start_failure_, RuntimeError::kElsewhere);
   if (!all) {
-    throw RuntimeError(CPPOOL_TIMEOUT, std::to_string(size_ - arrived_) + " of " + std::to_string(size_) +
+    throw RuntimeError(CPPOOL_TIMEOUT, std::to_string(place_.ranks - arrived_) + " of " +
+                                           std::to_string(place_.ranks) +
                                            " ranks have no CUDA context after 60 s");
   }
 }
@@ -98,9 +106,35 @@ void CommWorld::WakeAll() {
   for (WakeUp& wake_up : wake_ups_) wake_up.Notify();
 }
 
+// All ranks begin before any of them communicates, so that no news of this case has come yet.
+void CommWorld::BeginCase(int rank) {
+  finished_[At(rank)] = false;
+  if (!tell_) return;
+  asked_ = false;
+  for (int other = 0; other < size(); ++other) {
+    if (!Here(other)) finished_[At(other)] = false;
+  }
+}
+
+// The other processes want to know it only while one of their ranks waits in the meeting: whichever comes
+// last, the end or the question, sees the other one.
 void CommWorld::Finished(int rank) {
-  finished_[At(rank)].store(true, std::memory_order_release);
+  finished_[At(rank)] = true;
   WakeAll();
+  if (tell_ && asked_) tell_({rank, 0, {}});
+}
+
+void CommWorld::Take(const RankNews& news) {
+  if (news.rank < 0 || news.rank >= size() || Here(news.rank)) return;
+  if (news.round == 0) {
+    finished_[At(news.rank)] = true;
+    return WakeAll();
+  }
+  asked_ = true;
+  meeting_.Take(news.rank, news.round, news.shape);
+  for (int rank = place_.first; rank < place_.first + place_.ranks; ++rank) {
+    if (finished(rank)) tell_({rank, 0, {}});
+  }
 }
 
 void CommWorld::Restart() {

@@ -1,5 +1,5 @@
-// Communication between the ranks of one process, each on a thread of its own, and what they share to start
-// and to stop together. The transports implement it: NcclWorld, PeerWorld.
+// Communication between ranks, each on a thread of its own, and what those of this process share to start and
+// to stop together. The transports implement it: NcclWorld, also between processes, and PeerWorld.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
 #include "kernels/runtime/common/collective_call.h"
@@ -41,24 +43,25 @@ struct WaitingCall {
 
 class CommWorld {
  public:
-  // The ranks are assigned to the first `devices` devices in blocks: rank r has device r where there are
-  // enough.
-  CommWorld(int size, int devices);
+  // The ranks of the place are assigned to the first `devices` devices in blocks: rank r of them has device r
+  // where there are enough. Ranks of other processes are only known by what they tell.
+  CommWorld(const Place& place, int devices, std::function<void(const RankNews&)> tell = {});
   virtual ~CommWorld() = default;
   CommWorld(const CommWorld&) = delete;
   CommWorld& operator=(const CommWorld&) = delete;
 
   virtual const char* transport() const = 0;  // "nccl", "peer"
-  int size() const { return size_; }
-  int device(int rank) const { return rank * devices_ / size_; }
+  int size() const { return place_.world_size; }
+  const Place& place() const { return place_; }
+  int device(int rank) const { return (rank - place_.first) * devices_ / place_.ranks; }
   int devices() const { return devices_; }
 
   // Returns the memory of the rank's device, which its ranks share. The device's context is current.
   std::shared_ptr<DevicePool> OpenPool(int rank);
 
-  // Every rank arrives once, or says what keeps it from starting, before any joins a communicator: joining
-  // waits without limit for a rank that does not come. Arrive waits for the others, and throws RuntimeError
-  // when one of them cannot start or does not arrive; CannotStart only tells them.
+  // Every rank of the place arrives once, or says what keeps it from starting, before any joins a
+  // communicator: joining waits without limit for a rank that does not come. Arrive waits for the others, and
+  // throws RuntimeError when one of them cannot start or does not arrive; CannotStart only tells them.
   void Arrive();
   void CannotStart(int rank, const std::string& failure);
   // On the rank's thread with its device current; all ranks at once. Throw RuntimeError.
@@ -78,10 +81,10 @@ class CommWorld {
   // comm is NULL: not one of this rank's
   virtual CommGroup group(int rank, cppool_comm comm) const;
   // The rank's communicator of a shape that copies between devices, made on the spot by this rank alone. comm
-  // is NULL: the devices do not reach each other.
+  // is NULL: the devices do not reach each other, or there are several processes.
   virtual CommGroup CopyGroup(int rank, GroupShape shape) = 0;
   // Forgets what a case began and did not end; where that cannot be forgotten, throws RuntimeError.
-  virtual void BeginCase(int rank) { finished_[At(rank)] = false; }
+  virtual void BeginCase(int rank);
 
   // The seam's calls, on the rank's thread. Throw RuntimeError.
   virtual void GroupStart(int rank) = 0;
@@ -112,6 +115,7 @@ class CommWorld {
   std::optional<GroupMeeting::Wait> WaitingForGroup(int rank) const { return meeting_.WaitOf(rank); }
   // As Backend's. NCCL's own calls do not notice.
   virtual void Finished(int rank);
+  void Take(const RankNews& news);  // of a rank of another process; any thread
   // Forgets an abort and all calls under way. CheckRestart throws RuntimeError when the transport cannot. No
   // rank may be in a call.
   virtual void CheckRestart() const = 0;
@@ -144,13 +148,17 @@ class CommWorld {
     std::atomic<int> count{0};
   };
 
-  const int size_;
+  bool Here(int rank) const { return rank >= place_.first && rank < place_.first + place_.ranks; }
+
+  const Place place_;
   const int devices_;
+  const std::function<void(const RankNews&)> tell_;
   std::vector<RankGroups> groups_;  // by rank
 
   std::vector<WakeUp> wake_ups_;
   std::vector<std::atomic<bool>> finished_;  // by rank
   GroupMeeting meeting_;
+  std::atomic<bool> asked_{false};  // in this case a rank of another process has come to the meeting
   std::mutex agreed_mutex_;
   std::set<GroupShape> agreed_;  // all ranks have asked for these
 

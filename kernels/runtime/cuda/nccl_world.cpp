@@ -1,7 +1,10 @@
 #include "kernels/runtime/cuda/nccl_world.h"
 
 #include <chrono>
+#include <exception>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "kernels/runtime/cuda/check.h"
 
@@ -77,21 +80,56 @@ bool AllReachEachOther(int devices) {
 
 }  // namespace
 
-NcclWorld::NcclWorld(int size)
-    : CommWorld(size, size),
+NcclWorld::NcclWorld(const Place& place, WorldLink link)
+    : CommWorld(place, place.ranks, std::move(link.tell)),
       nccl_(Nccl()),
-      copies_(size > 1 && AllReachEachOther(size) ? std::make_unique<PeerWorld>(size, size) : nullptr) {
+      copies_(place.whole() && size() > 1 && AllReachEachOther(size())
+                  ? std::make_unique<PeerWorld>(size(), size())
+                  : nullptr),
+      exchange_(std::move(link.exchange)) {
   CheckVersion(nccl_);
-  for (int rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>());
-  id_ = std::async(std::launch::async, [&nccl = nccl_] {
-          ncclUniqueId id;
-          CheckNccl(nccl.GetUniqueId(&id), "making the communicators' id");
-          return id;
-        }).share();
+  for (int rank = 0; rank < size(); ++rank) ranks_.push_back(std::make_unique<Rank>());
+  if (place.first == 0) {
+    id_ = std::async(std::launch::async, [&nccl = nccl_] {
+            ncclUniqueId id;
+            CheckNccl(nccl.GetUniqueId(&id), "making the communicators' id");
+            return id;
+          }).share();
+  }
+}
+
+ncclUniqueId NcclWorld::ExchangeId() {
+  ncclUniqueId id{};
+  std::string own;
+  if (place().first == 0) {
+    id = id_.get();
+    for (const char byte : id.internal) {
+      own += "0123456789abcdef"[static_cast<unsigned char>(byte) >> 4];
+      own += "0123456789abcdef"[byte & 15];
+    }
+  }
+  const std::string text = exchange_(own).at(0);
+  if (text.size() != 2 * sizeof(id.internal))
+    throw RuntimeError(CPPOOL_NCCL, "the first process of the world sent no id of NCCL");
+  for (std::size_t i = 0; i < sizeof(id.internal); ++i)
+    id.internal[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  return id;
+}
+
+ncclUniqueId NcclWorld::IdFor(int rank) {
+  if (place().whole()) return id_.get();
+  if (rank == place().first) {  // for all ranks here, which have arrived
+    try {
+      shared_id_.set_value(ExchangeId());
+    } catch (...) {
+      shared_id_.set_exception(std::current_exception());
+    }
+  }
+  return shared_id_over_.get();
 }
 
 void NcclWorld::JoinWorld(int rank) {
-  const ncclUniqueId id = id_.get();
+  const ncclUniqueId id = IdFor(rank);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   // Communicators split off this one then use its buffers and connections (the parent's setting decides):
@@ -99,8 +137,13 @@ void NcclWorld::JoinWorld(int rank) {
   // in which they were made, as schedules require with events anyway.
   config.splitShare = 1;
   ncclComm_t comm = nullptr;
-  // Waits for the other ranks, which have all arrived. If one of them fails here, its process must end.
-  CheckNccl(nccl_.CommInitRankConfig(&comm, size(), id, rank, &config), "joining the world's communicator");
+  // Waits for the other ranks, which have all arrived: those of other processes before the exchange. If one
+  // of them fails here, its process must end.
+  const ncclResult_t joined = nccl_.CommInitRankConfig(&comm, size(), id, rank, &config);
+  CheckNccl(joined, joined == ncclInvalidUsage && !place().whole()
+                        ? "joining the world's communicator, for which each process needs GPUs of its own "
+                          "(CUDA_VISIBLE_DEVICES)"
+                        : "joining the world's communicator");
   AddGroup(rank, {size(), 1}, reinterpret_cast<cppool_comm>(comm));
   if (copies_) copies_->JoinWorld(rank, OpenPool(rank));
 }

@@ -19,8 +19,9 @@ namespace cppool::kernels::cuda {
 class NcclWorld final : public CommWorld, public std::enable_shared_from_this<NcclWorld> {
  public:
   // Finds NCCL, checks its version and starts to make the id on a thread of its own, beside CUDA's start.
-  // Throws RuntimeError.
-  explicit NcclWorld(int size);
+  // In a world of several processes the first one makes it, and `link` takes it to the others. Throws
+  // RuntimeError.
+  explicit NcclWorld(const Place& place, WorldLink link = {});
 
   const char* transport() const override { return "nccl"; }
   void JoinWorld(int rank) override;
@@ -71,13 +72,19 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
    private:
     std::unique_lock<std::timed_mutex> lock_;
   };
+  ncclUniqueId ExchangeId();
+  ncclUniqueId IdFor(int rank);
   void AbortCommunicators();
   bool IsOfCopies(int rank, cppool_comm comm) const { return copies_ && copies_->group(rank, comm).comm; }
 
   const NcclApi& nccl_;
-  const std::unique_ptr<PeerWorld> copies_;  // NULL: not all devices reach each other
+  const std::unique_ptr<PeerWorld>
+      copies_;               // NULL: not all devices reach each other, or there are several processes
+  const Exchange exchange_;  // empty: there are not
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::shared_future<ncclUniqueId> id_;
+  std::shared_future<ncclUniqueId> id_;   // of the process that has rank 0
+  std::promise<ncclUniqueId> shared_id_;  // between processes
+  const std::shared_future<ncclUniqueId> shared_id_over_ = shared_id_.get_future().share();
   std::atomic<bool> split_failed_{false};  // on some rank
   std::promise<void> abort_done_;
   const std::shared_future<void> abort_over_ = abort_done_.get_future().share();

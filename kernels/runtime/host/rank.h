@@ -46,6 +46,7 @@ class HostRank final : public RankRuntime {
   void EndIterations() override;
   bool InGroup() const override { return group_depth_ > 0; }
   std::vector<GroupShape> Groups() const override { return world_->Shapes(); }
+  const Place& place() const { return world_->place(); }
   StageSamples Samples() override;
   void Cancel(const std::string& why) override;
   StageTimes EndCase() override;

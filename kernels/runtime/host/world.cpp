@@ -16,7 +16,8 @@ HostWorld::HostWorld(const Place& place, std::unique_ptr<HostLink> link)
 
 HostWorld::HostWorld(const Place& place, std::function<std::size_t()> available,
                      std::unique_ptr<HostLink> link)
-    : size_(place.world_size),
+    : place_(place),
+      size_(place.world_size),
       memory_(std::move(available)),
       wake_ups_(At(size_)),
       begun_(At(size_)),

@@ -31,6 +31,7 @@ class HostWorld {
   ~HostWorld();
 
   int size() const { return size_; }
+  const Place& place() const { return place_; }
   MemoryGate& memory() { return memory_; }
   WakeUp& wake_up(int rank) { return wake_ups_[static_cast<std::size_t>(rank)]; }
 
@@ -71,6 +72,7 @@ class HostWorld {
   // A rank that has finished while one of the calls waits for it; -1: there is none.
   int FinishedWithout(int rank, const std::vector<std::unique_ptr<CommOp>>& ops) const;
 
+  const Place place_;
   const int size_;
   MemoryGate memory_;
   std::vector<WakeUp> wake_ups_;  // by rank
