@@ -74,9 +74,8 @@ void CheckLaunch(const CLI::App& app, const Options& options, const std::string&
   if (!options.agent.empty() && given.size() > 1)
     throw CLI::ValidationError("--agent", "has no other options beside it: the head says what they are");
   if (!options.launch) return;
-  for (const char* option : {"--python", "--case"})
-    if (app.count(option) > 0)
-      throw CLI::ValidationError(option, "is for ranks of this machine, and --launch starts them elsewhere");
+  if (app.count("--case") > 0)
+    throw CLI::ValidationError("--case", "is for ranks of this machine, and --launch starts them elsewhere");
   if (transport == "peer")
     throw CLI::ValidationError("--transport",
                                "peer is for ranks of one process: with --launch it is auto or nccl");

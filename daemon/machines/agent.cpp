@@ -22,6 +22,7 @@
 #include "daemon/machines/gather.h"
 #include "daemon/machines/handshake.h"
 #include "daemon/machines/library_frames.h"
+#include "daemon/machines/process_agent.h"
 #include "daemon/machines/remote_meeting.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
@@ -71,7 +72,8 @@ class Agent {
       _exit(kCannotGoOn);                               // ranks may be stuck in their start
     }
     for (Json job = NextJob(); job.at("frame") != "close"; job = NextJob()) Do(job);
-    return world_->Close() ? 0 : kCannotGoOn;
+    if (processes_) processes_->Close();
+    return !world_ || world_->Close() ? 0 : kCannotGoOn;
   }
 
  private:
@@ -114,7 +116,13 @@ class Agent {
     const auto started = Clock::now();
     const int world_size = frame.at("world_size"), agents = frame.at("agents"), index = frame.at("index");
     const kernels::Place place(world_size, world_size / agents * index, world_size / agents);
+    const auto backend = static_cast<BackendChoice>(frame.at("backend").get<int>());
     SetUpLog(frame.at("log_level"));
+    if (frame.value("python", false)) {
+      processes_.emplace(*socket_, place, index, backend);
+      socket_->Send({{"frame", "ready"}});
+      return;
+    }
     const auto exchange = [this](const std::string& own) {
       socket_->Send({{"frame", "exchange"}, {"data", own}});
       const Json all = NextJob();
@@ -122,8 +130,7 @@ class Agent {
       return all.at("all").get<std::vector<std::string>>();
     };
     world_ = std::make_unique<World>(
-        ChooseBackend(static_cast<BackendChoice>(frame.at("backend").get<int>()),
-                      static_cast<kernels::Transport>(frame.at("transport").get<int>()), place,
+        ChooseBackend(backend, static_cast<kernels::Transport>(frame.at("transport").get<int>()), place,
                       [&] { return kernels::ConnectGloo(index, agents, socket_->own_address(), exchange); }));
     world_->Open(Clock::now() + kOpenLimit);
     ThreadRanks::Options options;
@@ -148,6 +155,7 @@ class Agent {
   // On the reading thread.
   void Take(Json frame) {
     const std::string name = frame.at("frame");
+    if (processes_ && processes_->Take(frame)) return;
     if (name == "met") {
       if (const auto meeting = Meeting()) meeting->Take(frame);
     } else if (name == "abort") {
@@ -179,9 +187,10 @@ class Agent {
     const std::string name = job.at("frame");
     if (name == "run" || name == "probe") return Start(job);
     if (name == "trim") return ranks_->WhileIdle();
-    world_->threads().Wait();  // all ranks have reported: no rank has more than its return to do
+    if (world_) world_->threads().Wait();  // all ranks have reported: no rank has more than its return to do
     Json answer = {{"frame", "answer"}, {"ask", job.at("ask")}};
     try {
+      if (processes_) processes_->Do(job, answer);
       if (name == "prepare") Prepare(job, answer);
       if (name == "finish") Finish(job, answer);
       if (name == "memory") answer["memory"] = ranks_->Memory();
@@ -197,6 +206,9 @@ class Agent {
       answer["error"] = refusal.what();
     } catch (const protocol::InvalidRequest& error) {
       answer["kind"] = ToString(FailureKind::kInvalidRequest);
+      answer["error"] = error.what();
+    } catch (const StartError& error) {
+      answer["kind"] = ToString(error.kind());
       answer["error"] = error.what();
     } catch (const kernels::RuntimeError& error) {
       answer["kind"] = ToString(ToFailureKind(error.status()));
@@ -297,6 +309,7 @@ class Agent {
   UnderWay under_way_;
   std::unique_ptr<World> world_;
   std::unique_ptr<ThreadRanks> ranks_;
+  std::optional<ProcessAgent> processes_;  // instead of both
   LibraryReceiver library_;
   std::shared_ptr<const PreparedRun> prepared_;  // of the main thread
   mutable std::mutex mutex_;

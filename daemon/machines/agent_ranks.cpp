@@ -20,119 +20,37 @@ using protocol::RunResult;
 constexpr std::chrono::seconds kCloseLimit{10}, kMemoryLimit{10};
 constexpr std::chrono::milliseconds kAnswerTime{250};  // to the deadline, as ThreadRanks has it
 
-FailureKind KindIn(const Json& answer) {
-  return protocol::ParseFailureKind(answer.value("kind", "")).value_or(FailureKind::kInternal);
-}
-
-// Throws what the agents have refused the request for: with the node, where not all of them have.
-void ThrowRefusal(const std::vector<Json>& answers, const std::vector<std::unique_ptr<AgentLink>>& agents) {
-  const auto refuses = [](const Json& answer) { return answer.contains("kind"); };
-  const auto first = std::find_if(answers.begin(), answers.end(), refuses);
-  if (first == answers.end()) return;
-  const bool all = std::all_of(answers.begin(), answers.end(), refuses);
-  const std::string node =
-      all ? "" : "node " + agents[static_cast<std::size_t>(first - answers.begin())]->node() + ": ";
-  const FailureKind kind = KindIn(*first);
-  const std::string text = node + first->value("error", "refused");
-  if (kind == FailureKind::kCuda || kind == FailureKind::kNccl || kind == FailureKind::kInternal)
-    throw kernels::RuntimeError(StatusOf(kind), text);
-  throw Refusal(kind, text);
-}
-
 }  // namespace
 
-class AgentRanks::Busy {
- public:
-  explicit Busy(AgentRanks& ranks) : ranks_(ranks) { ++ranks_.busy_; }
-  ~Busy() { --ranks_.busy_; }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-
- private:
-  AgentRanks& ranks_;
-};
-
-struct AgentRanks::Lost : kernels::RuntimeError {
-  Lost(const std::string& text, std::string on_node)
-      : RuntimeError(CPPOOL_INTERNAL, text), node(std::move(on_node)) {}
-  std::string node;
-};
-
-AgentRanks::AgentRanks(UnderWay& under_way, Options options, Clock::time_point limit)
-    : under_way_(under_way), options_(std::move(options)) {
-  Gathered gathered = GatherAgents(options_.words, options_.world_size, options_.version, limit);
-  launcher_ = std::move(gathered.launcher);
-  const int ranks = options_.world_size / static_cast<int>(gathered.agents.size());
-  for (GreetedAgent& agent : gathered.agents) {
-    const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
-    agents_.push_back(std::make_unique<AgentLink>(std::move(agent), place,
-                                                  AgentLink::Events{[this] {
-                                                                      if (busy_ == 0) TakeGone();
-                                                                    },
-                                                                    [this](const std::string& text) {
-                                                                      if (options_.write_answer)
-                                                                        options_.write_answer(text);
-                                                                    }}));
-  }
+AgentRanks::AgentRanks(UnderWay& under_way, Agents& agents, Options options, Clock::time_point limit)
+    : under_way_(under_way), agents_(agents), options_(std::move(options)) {
   Open(limit);
-  --busy_;
-}
-
-AgentRanks::~AgentRanks() {
-  ++busy_;
-  for (const auto& agent : agents_) agent->Shut();
-  agents_.clear();
-  launcher_.reset();
-}
-
-Json AgentRanks::NextOfStart(AgentLink& agent, Clock::time_point limit) {
-  const auto frame = agent.NextOfStart(limit);
-  if (!frame && agent.Gone().empty())
-    throw StartError(agent.Name() + " did not start in time", FailureKind::kTimeout);
-  if (!frame) {
-    const auto launcher = launcher_->Ended(Clock::now() + std::chrono::milliseconds(200));
-    throw StartError(agent.Name() + " was lost during its start: " + agent.Gone() +
-                         (launcher ? "; the launcher " + launcher_->name() + " " + *launcher : ""),
-                     FailureKind::kInternal);
-  }
-  if (frame->at("frame") == "unstarted") {
-    StartError error("node " + agent.node() + ": " + frame->value("error", ""), KindIn(*frame));
-    error.detail = frame->value("detail", "");
-    if (frame->value("rank", Json()).is_number_integer()) error.rank = frame->at("rank").get<int>();
-    throw error;
-  }
-  return *frame;
+  agents_.Opened();
 }
 
 void AgentRanks::Open(Clock::time_point limit) {
-  for (const auto& agent : agents_) {
-    Json frame = options_.agent;
-    frame["frame"] = "place";
-    frame["index"] = agent->place().first / agent->place().ranks;
-    frame["agents"] = agents_.size();
-    frame["world_size"] = options_.world_size;
-    agent->Send(frame);
-  }
+  const auto& agents = agents_.links();
+  agents_.SendPlaces(options_.agent);
   std::vector<Json> frames;
-  for (const auto& agent : agents_) frames.push_back(NextOfStart(*agent, limit));
+  for (const auto& agent : agents) frames.push_back(agents_.NextOfStart(*agent, limit));
   for (const Json& frame : frames)
     if (frame.at("frame") != frames.front().at("frame"))
       throw StartError("the nodes have different backends: name one with --backend");
   if (frames.front().at("frame") == "exchange") {
     Json all = Json::array();
     for (const Json& frame : frames) all.push_back(frame.at("data"));
-    for (const auto& agent : agents_) agent->Send({{"frame", "exchanged"}, {"all", all}});
-    for (std::size_t i = 0; i < agents_.size(); ++i) frames[i] = NextOfStart(*agents_[i], limit);
+    for (const auto& agent : agents) agent->Send({{"frame", "exchanged"}, {"all", all}});
+    for (std::size_t i = 0; i < agents.size(); ++i) frames[i] = agents_.NextOfStart(*agents[i], limit);
   }
   backend_ = frames.front().at("backend");
   transport_ = frames.front().at("transport");
-  for (std::size_t i = 0; i < agents_.size(); ++i) {
+  for (std::size_t i = 0; i < agents.size(); ++i) {
     if (frames[i].at("backend") != backend_ || frames[i].at("transport") != transport_)
-      throw StartError("the nodes have different backends: " + backend_ + " on " + agents_.front()->node() +
-                       ", " + frames[i].at("backend").get<std::string>() + " on " + agents_[i]->node() +
+      throw StartError("the nodes have different backends: " + backend_ + " on " + agents.front()->node() +
+                       ", " + frames[i].at("backend").get<std::string>() + " on " + agents[i]->node() +
                        ": name one with --backend");
     for (Json device : frames[i].at("devices")) {
-      device["node"] = agents_[i]->node();
+      device["node"] = agents[i]->node();
       devices_.push_back(std::move(device));
     }
     for (const auto& [stage, ms] : frames[i].at("init_ms").items())  // the slowest one's
@@ -140,25 +58,13 @@ void AgentRanks::Open(Clock::time_point limit) {
   }
 }
 
-void AgentRanks::TakeGone() {
-  for (const auto& agent : agents_)
-    if (const std::string why = agent->Gone(); !why.empty() && options_.lost)
-      return options_.lost(agent->Name() + " is lost: " + why);
-}
-
 Json AgentRanks::Hello() const {
-  Json nodes = Json::array();
-  for (const auto& agent : agents_) {
-    Json ranks = Json::array();
-    for (int i = 0; i < agent->place().ranks; ++i) ranks.push_back(agent->place().first + i);
-    nodes.push_back({{"node", agent->node()}, {"pid", agent->pid()}, {"ranks", std::move(ranks)}});
-  }
   return {{"world_size", options_.world_size},
           {"backend", backend_},
           {"transport", transport_},
           {"devices", devices_},
           {"ranks", "threads"},
-          {"nodes", std::move(nodes)}};
+          {"nodes", agents_.Nodes()}};
 }
 
 std::vector<std::string_view> AgentRanks::Features() const {
@@ -172,32 +78,13 @@ std::vector<std::string_view> AgentRanks::Features() const {
   return features;
 }
 
-std::vector<Json> AgentRanks::AskAll(const Json& frame, Clock::time_point until) {
-  std::vector<std::future<std::optional<Json>>> asked;
-  for (const auto& agent : agents_)
-    asked.push_back(
-        std::async(std::launch::async, [&agent = *agent, &frame, until] { return agent.Ask(frame, until); }));
-  std::vector<Json> answers;
-  std::string missing, node;
-  for (std::size_t i = 0; i < agents_.size(); ++i) {
-    auto answer = asked[i].get();
-    if (!answer && missing.empty()) {
-      const std::string gone = agents_[i]->Gone();
-      node = agents_[i]->node();
-      missing = agents_[i]->Name() + (gone.empty() ? " has not answered in time" : " is lost: " + gone);
-    }
-    answers.push_back(answer ? std::move(*answer) : Json());
-  }
-  if (!missing.empty()) throw Lost(missing, node);
-  return answers;
-}
-
 Json AgentRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
-  const Busy busy(*this);
-  const std::vector<Json> answers = AskAll({{"frame", "cases"},
-                                            {"load", request.load},
-                                            {"digests", libraries_.Send(request.load, {}, agents_, until)}},
-                                           until);
+  const Agents::Busy busy(agents_);
+  const std::vector<Json> answers =
+      agents_.AskAll({{"frame", "cases"},
+                      {"load", request.load},
+                      {"digests", libraries_.Send(request.load, {}, agents_.links(), until)}},
+                     until);
   ThrowRefusal(answers, agents_);
   return answers.front().at("cases");
 }
@@ -210,13 +97,14 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
                   "--python (PoolOptions::python) and without --launch");
   protocol::RunRequest with_digests = request;
-  with_digests.digests = libraries_.Send(protocol::NamedLibraries(request), request.digests, agents_, until);
+  with_digests.digests =
+      libraries_.Send(protocol::NamedLibraries(request), request.digests, agents_.links(), until);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
   const std::vector<Json> answers =
-      AskAll({{"frame", "prepare"},
-              {"request", protocol::SerializeRequest({std::nullopt, with_digests})},
-              {"limit_ms", left.count()}},
-             until);
+      agents_.AskAll({{"frame", "prepare"},
+                      {"request", protocol::SerializeRequest({std::nullopt, with_digests})},
+                      {"limit_ms", left.count()}},
+                     until);
   ThrowRefusal(answers, agents_);
   for (const Json& library : answers.front().at("loaded"))
     under_way_.Loaded(static_cast<LibraryKind>(library.at(0).get<int>()), library.at(1), library.at(2));
@@ -224,13 +112,13 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
 }
 
 void AgentRanks::Validate(const protocol::RunRequest& request, Clock::time_point until) {
-  const Busy busy(*this);
+  const Agents::Busy busy(agents_);
   Prepare(request, until);
 }
 
 RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string&,
                           Clock::time_point until, RunTrace*) try {
-  const Busy busy(*this);
+  const Agents::Busy busy(agents_);
   const protocol::RunRequest& request = *incoming->run();
   const Json first = Prepare(request, until).front();
   if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
@@ -243,8 +131,8 @@ RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const s
   prepared->warnings = first.at("warnings").get<std::vector<std::string>>();
 
   RankRunners runners;
-  for (const auto& agent : agents_)
-    runners.push_back(std::make_shared<AgentRunner>(*agent, *launcher_, number_ + 1));
+  for (const auto& agent : agents_.links())
+    runners.push_back(std::make_shared<AgentRunner>(*agent, agents_.launcher(), number_ + 1));
   number_ += 2;
   const auto run = std::make_shared<CaseRun>(
       std::move(runners), prepared, std::shared_ptr<protocol::RunControl>(incoming, &incoming->control),
@@ -253,7 +141,7 @@ RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const s
   RunResult result = run->Execute();
   if (!result.fatal) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-    const std::vector<Json> ends = AskAll({{"frame", "finish"}, {"limit_ms", left.count()}}, until);
+    const std::vector<Json> ends = agents_.AskAll({{"frame", "finish"}, {"limit_ms", left.count()}}, until);
     for (std::size_t i = 0; i < ends.size(); ++i) {
       const Json& end = ends[i];
       result.leaks.host_bytes += end.at("host_bytes").get<std::uint64_t>();
@@ -261,45 +149,28 @@ RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const s
       result.leaks.fds += end.at("fds").get<std::uint64_t>();
       result.leaks.processes += end.at("processes").get<std::uint64_t>();
       for (const std::string warning : end.at("warnings"))
-        result.warnings.push_back("node " + agents_[i]->node() + ": " + warning);
+        result.warnings.push_back("node " + agents_.links()[i]->node() + ": " + warning);
       if (result.respawn.empty()) result.respawn = end.at("respawn");
     }
   }
   under_way_.OnRanks(nullptr);
   return result;
-} catch (const Lost& lost) {
-  RunResult result;
-  result.status = protocol::Status::kError;
-  result.error = lost.what();
-  result.failure = protocol::Failure{FailureKind::kInternal, std::nullopt, "", lost.what()};
-  result.failure->node = lost.node;
-  result.fatal = true;
+} catch (const Agents::Lost& lost) {
   under_way_.OnRanks(nullptr);
-  return result;
+  return lost.ToResult();
 }
 
 void AgentRanks::WhileIdle() {
-  TakeGone();  // of an agent that went after its last answer
-  for (const auto& agent : agents_) agent->Send({{"frame", "trim"}});
+  agents_.CheckGone();  // of an agent that went after its last answer
+  for (const auto& agent : agents_.links()) agent->Send({{"frame", "trim"}});
 }
 
 Json AgentRanks::Memory() {
-  const Busy busy(*this);
+  const Agents::Busy busy(agents_);
   Json memory = Json::array();
-  for (const Json& answer : AskAll({{"frame", "memory"}}, Clock::now() + kMemoryLimit))
+  for (const Json& answer : agents_.AskAll({{"frame", "memory"}}, Clock::now() + kMemoryLimit))
     for (const Json& rank : answer.at("memory")) memory.push_back(rank);
   return memory;
-}
-
-void AgentRanks::Close() {
-  ++busy_;  // from here on they go
-  for (const auto& agent : agents_) agent->Send({{"frame", "close"}});
-  launcher_->End(Clock::now() + kCloseLimit);
-}
-
-void AgentRanks::EndLauncher() {
-  ++busy_;
-  launcher_->End(Clock::now());
 }
 
 }  // namespace cppool::daemon

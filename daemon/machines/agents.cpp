@@ -1,0 +1,156 @@
+#include "daemon/machines/agents.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <future>
+#include <utility>
+
+#include "daemon/failure_kind.h"
+#include "daemon/prepare.h"
+#include "daemon/start_error.h"
+
+namespace cppool::daemon {
+namespace {
+
+using protocol::FailureKind;
+using protocol::Json;
+
+constexpr std::chrono::seconds kCloseLimit{10};
+
+}  // namespace
+
+FailureKind KindIn(const Json& answer) {
+  return protocol::ParseFailureKind(answer.value("kind", "")).value_or(FailureKind::kInternal);
+}
+
+void ThrowRefusal(const std::vector<Json>& answers, const Agents& agents) {
+  const auto refuses = [](const Json& answer) { return answer.contains("kind"); };
+  const auto first = std::find_if(answers.begin(), answers.end(), refuses);
+  if (first == answers.end()) return;
+  const bool all = std::all_of(answers.begin(), answers.end(), refuses);
+  const std::string node =
+      all ? "" : "node " + agents.links()[static_cast<std::size_t>(first - answers.begin())]->node() + ": ";
+  const FailureKind kind = KindIn(*first);
+  const std::string text = node + first->value("error", "refused");
+  if (kind == FailureKind::kCuda || kind == FailureKind::kNccl || kind == FailureKind::kInternal)
+    throw kernels::RuntimeError(StatusOf(kind), text);
+  throw Refusal(kind, text);
+}
+
+protocol::RunResult Agents::Lost::ToResult() const {
+  protocol::RunResult result;
+  result.status = protocol::Status::kError;
+  result.error = what();
+  result.failure = protocol::Failure{FailureKind::kInternal, std::nullopt, "", what()};
+  result.failure->node = node;
+  result.fatal = true;
+  return result;
+}
+
+Agents::Agents(Options options, Clock::time_point limit) : options_(std::move(options)) {
+  Gathered gathered = GatherAgents(options_.words, options_.world_size, options_.version, limit);
+  launcher_ = std::move(gathered.launcher);
+  const int ranks = options_.world_size / static_cast<int>(gathered.agents.size());
+  for (GreetedAgent& agent : gathered.agents) {
+    const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
+    links_.push_back(std::make_unique<AgentLink>(std::move(agent), place,
+                                                 AgentLink::Events{[this] {
+                                                                     if (busy_ == 0) CheckGone();
+                                                                   },
+                                                                   [this](const std::string& text) {
+                                                                     if (options_.write_answer)
+                                                                       options_.write_answer(text);
+                                                                   }}));
+  }
+}
+
+Agents::~Agents() {
+  ++busy_;
+  for (const auto& agent : links_) agent->Shut();
+  links_.clear();
+  launcher_.reset();
+}
+
+Json Agents::Nodes() const {
+  Json nodes = Json::array();
+  for (const auto& agent : links_) {
+    Json ranks = Json::array();
+    for (int i = 0; i < agent->place().ranks; ++i) ranks.push_back(agent->place().first + i);
+    nodes.push_back({{"node", agent->node()}, {"pid", agent->pid()}, {"ranks", std::move(ranks)}});
+  }
+  return nodes;
+}
+
+void Agents::SendPlaces(const Json& members) {
+  for (const auto& agent : links_) {
+    Json frame = members;
+    frame["frame"] = "place";
+    frame["index"] = agent->place().first / agent->place().ranks;
+    frame["agents"] = links_.size();
+    frame["world_size"] = options_.world_size;
+    agent->Send(frame);
+  }
+}
+
+Json Agents::NextOfStart(AgentLink& agent, Clock::time_point limit) {
+  const auto frame = agent.NextOfStart(limit);
+  if (!frame && agent.Gone().empty())
+    throw StartError(agent.Name() + " did not start in time", FailureKind::kTimeout);
+  if (!frame) {
+    const auto launcher = launcher_->Ended(Clock::now() + std::chrono::milliseconds(200));
+    throw StartError(agent.Name() + " was lost during its start: " + agent.Gone() +
+                         (launcher ? "; the launcher " + launcher_->name() + " " + *launcher : ""),
+                     FailureKind::kInternal);
+  }
+  if (frame->at("frame") == "unstarted") {
+    StartError error("node " + agent.node() + ": " + frame->value("error", ""), KindIn(*frame));
+    error.detail = frame->value("detail", "");
+    if (frame->value("rank", Json()).is_number_integer()) error.rank = frame->at("rank").get<int>();
+    throw error;
+  }
+  return *frame;
+}
+
+std::vector<Json> Agents::AskAll(const Json& frame, Clock::time_point until) {
+  std::vector<std::future<std::optional<Json>>> asked;
+  for (const auto& agent : links_)
+    asked.push_back(
+        std::async(std::launch::async, [&agent = *agent, &frame, until] { return agent.Ask(frame, until); }));
+  std::vector<Json> answers;
+  std::string missing, node;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    auto answer = asked[i].get();
+    if (!answer && missing.empty()) {
+      const std::string gone = links_[i]->Gone();
+      node = links_[i]->node();
+      missing = links_[i]->Name() + (gone.empty() ? " has not answered in time" : " is lost: " + gone);
+    }
+    answers.push_back(answer ? std::move(*answer) : Json());
+  }
+  if (!missing.empty()) throw Lost(missing, node);
+  return answers;
+}
+
+std::optional<Agents::Lost> Agents::FindLost() const {
+  for (const auto& agent : links_)
+    if (const std::string why = agent->Gone(); !why.empty())
+      return Lost(agent->Name() + " is lost: " + why, agent->node());
+  return std::nullopt;
+}
+
+void Agents::CheckGone() const {
+  if (const auto lost = FindLost(); lost && options_.lost) options_.lost(lost->what());
+}
+
+void Agents::Close() {
+  ++busy_;
+  for (const auto& agent : links_) agent->Send({{"frame", "close"}});
+  launcher_->End(Clock::now() + kCloseLimit);
+}
+
+void Agents::EndLauncher() {
+  ++busy_;
+  launcher_->End(Clock::now());
+}
+
+}  // namespace cppool::daemon
