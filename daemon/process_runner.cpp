@@ -328,6 +328,10 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
       limit + (stacks ? kSignalLimit + std::chrono::milliseconds(50) : std::chrono::milliseconds(20)));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     RankReport& report = reports[i];
+    if (!IsDone(report) && (answers[i] ? !answers[i]->known : !report.node.empty())) {
+      report.phase = RankPhase::kUnknown;
+      continue;
+    }
     const RankProcess::Place place = answers[i] ? answers[i]->place : ranks_[i].process->Where();
     if (report.phase == RankPhase::kReady) report.awaits = meeting_->NotReady();
     report.iterations = place.iterations;

@@ -41,8 +41,8 @@ class RankProcess {
   std::optional<std::string> End() const;
   bool WaitEnd(Clock::time_point limit);  // also with frames that nobody takes
 
-  // Where it is, from the page that it shares, whatever it is stuck in; of a rank elsewhere, where it was
-  // when that was last looked at.
+  // Where it is, from the page that it shares, whatever it is stuck in; of a rank elsewhere once it has
+  // ended.
   enum class Phase { kIdle, kLoad, kCase, kWaits, kReset };
   struct Place {
     Phase phase = Phase::kIdle;
@@ -87,6 +87,7 @@ class RankServer {
   };
   // What a rank does, as far as that can be found out at once.
   struct Look {
+    bool known = true;      // false: where it is does not say in time
     bool answered = false;  // its control thread has
     protocol::Json stacks;  // its answer: what its threads do and the last collective of each group
     std::string text;       // faulthandler's stacks, of one that has not answered

@@ -51,8 +51,8 @@ class AgentLink {
   void BeginRun(std::uint64_t run);
   // The next frame of the rank. Nothing: it has gone.
   std::optional<Json> NextOf(int rank);
-  // From now on frames of Python ranks are handed to this function, and NULL when the agent has gone; on the
-  // reading thread. It is not being called any more when this returns.
+  // From now on frames of Python ranks are handed to this function and to no other, and NULL when the agent
+  // has gone; on the reading thread.
   void Follow(std::function<void(Json* frame)> follow);
   // Why it has gone, for people; empty: it has not.
   std::string Gone() const;

@@ -1,7 +1,8 @@
 #include "daemon/machines/process_agents.h"
 
 #include <cstddef>
-#include <map>
+#include <mutex>
+#include <stdexcept>
 #include <utility>
 
 #include "base/hmac.h"
@@ -15,7 +16,8 @@ using protocol::Json;
 using Clock = RankProcess::Clock;
 
 constexpr std::size_t kMostFrames = 256;                 // of a rank that nobody takes
-constexpr std::chrono::milliseconds kWayLimit{50};       // beside the limit of what an agent does
+constexpr std::chrono::milliseconds kWayLimit{20};       // between a head and an agent
+constexpr std::chrono::milliseconds kAnswerTime{100};    // beside the limit of what an agent is asked to do
 constexpr std::chrono::milliseconds kSignalLimit{150};   // of RankServer::LookAt
 constexpr std::chrono::milliseconds kLauncherTime{200};  // for its end, which may say why an agent has gone
 
@@ -47,10 +49,6 @@ class AgentServers::Rank : public RankProcess {
   Place Where() const override {
     const std::lock_guard lock(mutex_);
     return place_;
-  }
-  void SetPlace(Place place) {
-    const std::lock_guard lock(mutex_);
-    place_ = std::move(place);
   }
 
   // What the agent has sent of it; what is no such frame throws.
@@ -87,15 +85,21 @@ class AgentServers::Rank : public RankProcess {
   std::string broken_;  // why it is killed; empty: it is not
 };
 
+struct AgentServers::Latest {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Rank>> ranks;
+};
+
 AgentServers::AgentServers(Agents& agents, std::string python, std::vector<std::string> preload,
                            Clock::time_point limit)
     : agents_(agents),
-      digests_([](const std::string&, std::string_view bytes) { return base::Sha256(bytes); }) {
+      digests_([](const std::string&, std::string_view bytes) { return base::Sha256(bytes); }),
+      latest_(std::make_shared<Latest>()) {
   std::vector<Json> answers;
   try {
     answers = agents_.AskAll(
         {{"frame", "server"}, {"python", python}, {"preload", preload}, {"limit_ms", Until(limit)}},
-        limit + kWayLimit);
+        limit + kAnswerTime);
   } catch (const Agents::Lost& lost) {
     throw StartError(lost.what(), protocol::FailureKind::kInternal);
   }
@@ -112,11 +116,11 @@ AgentServers::AgentServers(Agents& agents, std::string python, std::vector<std::
   info_ = {first.at("python"), first.at("torch"), first.at("preloaded"), first.at("deferred"),
            first.at("import_ms")};
   for (const auto& agent : agents_.links())
-    agent->Follow([this, &agent = *agent](Json* frame) {
+    agent->Follow([latest = latest_, &agent = *agent](Json* frame) {
       std::vector<std::shared_ptr<Rank>> ranks;
       {
-        const std::lock_guard lock(mutex_);
-        ranks = ranks_;
+        const std::lock_guard lock(latest->mutex);
+        ranks = latest->ranks;
       }
       for (const auto& rank : ranks) {
         if (&rank->agent() != &agent) continue;
@@ -124,10 +128,6 @@ AgentServers::AgentServers(Agents& agents, std::string python, std::vector<std::
         if (frame != nullptr && frame->at("rank") == rank->rank()) return rank->Take(std::move(*frame));
       }
     });
-}
-
-AgentServers::~AgentServers() {
-  for (const auto& agent : agents_.links()) agent->Follow({});
 }
 
 Json AgentServers::Ask(AgentLink& agent, const Json& frame, Clock::time_point until) {
@@ -148,8 +148,8 @@ RankServer::World AgentServers::Fork(int, const std::string& backend, Clock::tim
     for (int i = 0; i < agent->place().ranks; ++i)
       ranks.push_back(std::make_shared<Rank>(agent->place().first + i, *agent, world));
   {
-    const std::lock_guard lock(mutex_);
-    ranks_ = ranks;
+    const std::lock_guard lock(latest_->mutex);
+    latest_->ranks = ranks;
   }
   const Ranks all(ranks.begin(), ranks.end());
   Json frame = {{"frame", "fork"}, {"world", world}, {"backend", backend}, {"host", ""}, {"port", 0}};
@@ -188,17 +188,17 @@ RankServer::Look AgentServers::LookAt(RankProcess& process, bool stacks, Clock::
   auto& rank = static_cast<Rank&>(process);
   Json frame = rank.About("look");
   frame["stacks"] = stacks;
-  frame["limit_ms"] = Until(limit);
-  const auto answer = rank.agent().Ask(frame, limit + kWayLimit + (stacks ? kSignalLimit : kWayLimit));
+  frame["limit_ms"] = Until(limit - kWayLimit);
+  const auto answer =
+      rank.agent().Ask(frame, limit + (stacks ? kSignalLimit : std::chrono::milliseconds::zero()));
   Look look;
-  if (answer && answer->contains("place")) {
-    look = {answer->at("answered"), answer->at("stacks"), answer->at("text"), answer->at("state"),
-            PlaceFrom(answer->at("place"))};
-    rank.SetPlace(look.place);
-  } else {
-    look.place = rank.Where();
-    if (!answer) look.state = "its node does not answer";
-  }
+  look.known = answer && answer->contains("place");
+  if (!look.known) return look;
+  look.answered = answer->at("answered");
+  look.stacks = answer->at("stacks");
+  look.text = answer->at("text");
+  look.state = answer->at("state");
+  look.place = PlaceFrom(answer->at("place"));
   return look;
 }
 

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,6 @@ class AgentServers : public RankServer {
  public:
   // `agents` outlives it. Throws StartError, also when the nodes have different Pythons.
   AgentServers(Agents& agents, std::string python, std::vector<std::string> preload, Clock::time_point limit);
-  ~AgentServers() override;
 
   const ForkServerInfo& info() const override { return info_; }
   World Fork(int size, const std::string& backend, Clock::time_point deadline) override;
@@ -33,14 +31,14 @@ class AgentServers : public RankServer {
 
  private:
   class Rank;
+  struct Latest;  // the ranks of the latest world
   using Json = protocol::Json;
   Json Ask(AgentLink& agent, const Json& frame, Clock::time_point until);  // throws StartError
 
   Agents& agents_;
   ForkServerInfo info_;
   base::FileDigests digests_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Rank>> ranks_;  // of the latest world; under `mutex_`
+  const std::shared_ptr<Latest> latest_;  // frames that come may outlive this
 };
 
 class AgentProcessRanks : public ProcessRanks {

@@ -5,149 +5,31 @@
 
 LIBRARY has a case of the name "odd".
 """
-import json
 import os
-import queue
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 import unittest
 
-SCRIPT = """#!/bin/sh
-agents=$1; shift
-for index in $(seq 0 $((agents - 1))); do CPPOOL_AGENTS=$agents CPPOOL_AGENT_INDEX=$index "$@" & done
-wait
-"""
+from machines_support import SMALL, Case, Head
+
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SECRET"
-SMALL = {"max_seqlen_q": 128, "num_heads": 4, "deterministic": True}
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
-class Head:
-    """A cppoold over pipes. `mark` is in the environment of all that it starts."""
-    def __init__(self, launch, world_size=4, options=(), environment=()):
-        self.mark = f"CPPOOL_TEST_MARK={os.getpid()}.{time.monotonic_ns()}"
-        name, _, value = self.mark.partition("=")
-        command = [DAEMON, f"--world-size={world_size}", "--backend=host", "--sentinel=", "--log-level=info", "--allow-faults", *options]
-        if launch is not None:
-            command.append(f"--launch={launch}")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", **dict(environment), name: value})
-        self.lines, self.stderr = queue.Queue(), []
-        self.threads = [threading.Thread(target=self.read), threading.Thread(target=self.read_stderr)]
-        for thread in self.threads:
-            thread.start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put(None)
-
-    def read_stderr(self):
-        for line in self.process.stderr:
-            self.stderr.append(line)
-
-    def send(self, **request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, seconds=30):
-        line = self.lines.get(timeout=seconds)
-        if line is None:
-            raise AssertionError("the daemon has closed stdout:\n" + "".join(self.stderr[-40:]))
-        return json.loads(line)
-
-    def ask(self, seconds=30, **request):
-        self.send(**request)
-        return self.answer(seconds)
-
-    def run(self, params=None, **request):
-        return self.ask(op="run", params={**SMALL, **(params or {})}, **request)
-
-    def nodes(self):
-        return self.ask(op="hello")["nodes"]
-
-    def marked(self):
-        """The pids of all living processes that it has started, itself too."""
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    if self.mark.encode() in file.read().split(b"\0"):
-                        found.append(int(pid))
-            except OSError:
-                pass
-        return found
-
-    def end(self, seconds=20):
-        if not self.process.stdin.closed:
-            try:
-                self.process.stdin.close()
-            except BrokenPipeError:
-                pass
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        finally:
-            self.left = []
-            for _ in range(100):
-                self.left = self.marked()
-                if not self.left:
-                    break
-                time.sleep(0.1)
-            for pid in self.left:
-                os.kill(pid, signal.SIGKILL)
-            for thread in self.threads:
-                thread.join()
-            self.process.stdout.close()
-            self.process.stderr.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.end()
+class Threads(Case):
+    def head(self, agents=2, world_size=4, options=(), **more):
+        return super().head(agents, world_size, options=["--allow-faults", *options], **more)
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.script = os.path.join(cls.folder.name, "launch")
-        with open(cls.script, "w") as file:
-            file.write(SCRIPT)
-        os.chmod(cls.script, 0o700)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
-
-    def launch(self, agents):
-        return f"'{self.script}' {agents}"
-
-    def head(self, agents=2, world_size=4, **options):
-        head = Head(None if agents is None else self.launch(agents), world_size, **options)
-        self.addCleanup(self.check_end, head)
-        return head
-
-    def check_end(self, head):
-        if head.process.poll() is None or not hasattr(head, "left"):
-            head.end()
-        self.assertEqual(head.left, [], "processes were left behind")
-
+class Worlds(Threads):
     def digests(self, answer):
         self.assertTrue(answer["ok"], answer.get("error"))
         return [rank["digest"] for rank in answer["ranks"]]
 
-
-class Worlds(Case):
     def test_digests_do_not_depend_on_the_number_of_processes(self):
         cells = [{"cp_comm_type": schedule} for schedule in SCHEDULES]
         cells += [{"cp_comm_type": "all_gather", "qkv_format": "thd", "attn_mask_type": "padding_causal"},
@@ -242,7 +124,7 @@ class Libraries(Case):
         self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
 
 
-class Failures(Case):
+class Failures(Threads):
     def compare_faults(self, kinds, agents):
         """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
         for kind in kinds:
@@ -354,13 +236,6 @@ class BadInput(Case):
         self.assertEqual(head.end(), code, "".join(head.stderr))
         self.assertIn(text, "".join(head.stderr))
         self.assertEqual(len([line for line in head.stderr if line.startswith("cppoold: start ")]), 1)
-
-    def script_of(self, text):
-        path = os.path.join(self.folder.name, "odd")
-        with open(path, "w") as file:
-            file.write("#!/bin/sh\n" + text)
-        os.chmod(path, 0o700)
-        return path
 
     def test_what_is_no_launcher(self):
         self.refused("", "--launch is empty")
@@ -511,4 +386,5 @@ class OpenMpi(Case):
 
 if __name__ == "__main__":
     DAEMON, COMMAND, LIBRARY = (os.path.abspath(sys.argv.pop(1)) for _ in range(3))
+    Head.daemon = DAEMON
     unittest.main()

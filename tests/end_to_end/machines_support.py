@@ -1,0 +1,146 @@
+"""What the tests of worlds of several processes share: a daemon over pipes, and a launcher of two lines."""
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+SCRIPT = """#!/bin/sh
+agents=$1; shift
+for index in $(seq 0 $((agents - 1))); do CPPOOL_AGENTS=$agents CPPOOL_AGENT_INDEX=$index "$@" & done
+wait
+"""
+SMALL = {"max_seqlen_q": 128, "num_heads": 4, "deterministic": True}
+
+
+class Head:
+    """A cppoold over pipes. `mark` is in the environment of all that it starts."""
+    daemon = None  # the program
+
+    def __init__(self, launch, world_size=4, options=(), environment=(), backend="host"):
+        self.mark = f"CPPOOL_TEST_MARK={os.getpid()}.{time.monotonic_ns()}"
+        name, _, value = self.mark.partition("=")
+        command = [Head.daemon, f"--world-size={world_size}", f"--backend={backend}", "--sentinel=", "--log-level=info", *options]
+        if launch is not None:
+            command.append(f"--launch={launch}")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", **dict(environment), name: value})
+        self.lines, self.stderr = queue.Queue(), []
+        self.threads = [threading.Thread(target=self.read), threading.Thread(target=self.read_stderr)]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def read_stderr(self):
+        for line in self.process.stderr:
+            self.stderr.append(line)
+
+    def send(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds=30):
+        line = self.lines.get(timeout=seconds)
+        if line is None:
+            raise AssertionError("the daemon has closed stdout:\n" + "".join(self.stderr[-40:]))
+        return json.loads(line)
+
+    def ask(self, seconds=30, **request):
+        self.send(**request)
+        return self.answer(seconds)
+
+    def run(self, params=None, **request):
+        return self.ask(op="run", params={**SMALL, **(params or {})}, **request)
+
+    def call(self, function, kwargs=None, **request):
+        """Of a case in Python, "file.py:name"."""
+        python = {"function": function, "kwargs": kwargs or {}, "cwd": os.getcwd(), "path": []}
+        return self.ask(op="run", python=python, **request)
+
+    def nodes(self):
+        return self.ask(op="hello")["nodes"]
+
+    def marked(self):
+        """The pids of all living processes that it has started, itself too."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if self.mark.encode() in file.read().split(b"\0"):
+                        found.append(int(pid))
+            except OSError:
+                pass
+        return found
+
+    def end(self, seconds=20):
+        if not self.process.stdin.closed:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            self.left = []
+            for _ in range(100):
+                self.left = self.marked()
+                if not self.left:
+                    break
+                time.sleep(0.1)
+            for pid in self.left:
+                os.kill(pid, signal.SIGKILL)
+            for thread in self.threads:
+                thread.join()
+            self.process.stdout.close()
+            self.process.stderr.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.script = os.path.join(cls.folder.name, "launch")
+        with open(cls.script, "w") as file:
+            file.write(SCRIPT)
+        os.chmod(cls.script, 0o700)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def launch(self, agents):
+        return f"'{self.script}' {agents}"
+
+    def head(self, agents=2, world_size=4, **options):
+        head = Head(None if agents is None else self.launch(agents), world_size, **options)
+        self.addCleanup(self.check_end, head)
+        return head
+
+    def check_end(self, head):
+        if head.process.poll() is None or not hasattr(head, "left"):
+            head.end()
+        self.assertEqual(head.left, [], "processes were left behind")
+
+    def script_of(self, text):
+        path = os.path.join(self.folder.name, "odd")
+        with open(path, "w") as file:
+            file.write("#!/bin/sh\n" + text)
+        os.chmod(path, 0o700)
+        return path
