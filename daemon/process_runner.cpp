@@ -377,8 +377,15 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
 }
 
 void ProcessRunner::MoveTrace(RunTrace& trace) {
-  for (std::size_t i = 0; i < ranks_.size(); ++i)
-    trace.ranks.push_back({devices_.at(i), std::move(ranks_[i].host), std::move(ranks_[i].trace)});
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const std::string node = ranks_[i].process->node();
+    if (const auto clock = trace.clocks.find(node); clock != trace.clocks.end())
+      for (HostSlice& slice : ranks_[i].host) {  // of the thread of this process that stands for the rank
+        slice.begin_ns += clock->second.offset_ns;
+        slice.end_ns += clock->second.offset_ns;
+      }
+    trace.ranks.push_back({devices_.at(i), node, std::move(ranks_[i].host), std::move(ranks_[i].trace)});
+  }
 }
 
 }  // namespace cppool::daemon

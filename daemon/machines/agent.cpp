@@ -156,6 +156,10 @@ class Agent {
   void Take(Json frame) {
     const std::string name = frame.at("frame");
     if (processes_ && processes_->Take(frame)) return;
+    if (name == "clock") {
+      socket_->Send({{"frame", "answer"}, {"ask", frame.at("ask")}, {"ns", kernels::TraceClockNs()}});
+      return;
+    }
     if (name == "met") {
       if (const auto meeting = Meeting()) meeting->Take(frame);
     } else if (name == "abort") {
@@ -193,6 +197,11 @@ class Agent {
       if (processes_) processes_->Do(job, answer);
       if (name == "prepare") Prepare(job, answer);
       if (name == "finish") Finish(job, answer);
+      if (name == "trace") {
+        if (trace_.ranks.empty()) Runner()->MoveTrace(trace_);
+        const int index = job.at("rank").get<int>() - world_->place().first;
+        answer["trace"] = ToJson(std::exchange(trace_.ranks.at(static_cast<std::size_t>(index)), {}));
+      }
       if (name == "memory") answer["memory"] = ranks_->Memory();
       if (name == "cases")
         answer["cases"] = ranks_->CasesOf(job.at("load").get<std::vector<std::string>>(),
@@ -249,6 +258,7 @@ class Agent {
       runner = runner_;
     }
     if (probe) return runner->StartProbe(meeting, job.at("round"), sink);
+    trace_ = {};
     ranks_->BeginRun();
     runner->Start(meeting, sink);
   }
@@ -311,7 +321,8 @@ class Agent {
   std::unique_ptr<ThreadRanks> ranks_;
   std::optional<ProcessAgent> processes_;  // instead of both
   LibraryReceiver library_;
-  std::shared_ptr<const PreparedRun> prepared_;  // of the main thread
+  std::shared_ptr<const PreparedRun> prepared_;  // of the main thread, as the next one
+  RunTrace trace_;                               // of the latest run, once it was asked for
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Json> jobs_;

@@ -71,7 +71,7 @@ std::vector<std::string_view> AgentRanks::Features() const {
   std::vector<std::string_view> features;
   protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
     const std::string_view name = member.name;
-    const bool here = name != "trace" && (options_.allow_faults || name != "fault");
+    const bool here = options_.allow_faults || name != "fault";
     const bool other = std::count(protocol::kOfProcesses.begin(), protocol::kOfProcesses.end(), name) > 0;
     if (member.sent == protocol::Sent::kUnlessDefault && here && !other) features.push_back(member.name);
   });
@@ -90,8 +90,7 @@ Json AgentRanks::Cases(const protocol::ListRequest& request, Clock::time_point u
 }
 
 std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock::time_point until) {
-  if (!request.trace.empty())
-    throw Refusal(FailureKind::kUnsupported, "\"trace\" is for ranks of one process: leave out --launch");
+  CheckTrace(request.trace);
   if (!request.python.empty())
     throw Refusal(FailureKind::kInvalidRequest,
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
@@ -117,7 +116,7 @@ void AgentRanks::Validate(const protocol::RunRequest& request, Clock::time_point
 }
 
 RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string&,
-                          Clock::time_point until, RunTrace*) try {
+                          Clock::time_point until, RunTrace* trace) try {
   const Agents::Busy busy(agents_);
   const protocol::RunRequest& request = *incoming->run();
   const Json first = Prepare(request, until).front();
@@ -138,7 +137,13 @@ RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const s
       std::move(runners), prepared, std::shared_ptr<protocol::RunControl>(incoming, &incoming->control),
       options_.limits);
   under_way_.OnRanks(run);
-  RunResult result = run->Execute();
+  if (trace) {
+    trace->backend = backend_;
+    trace->transport = transport_;
+    trace->clocks = agents_.Clocks(until);
+  }
+  RunResult result = run->Execute(trace ? &trace->host : nullptr);
+  if (trace) run->SaveTrace(*trace, result);
   if (!result.fatal) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
     const std::vector<Json> ends = agents_.AskAll({{"frame", "finish"}, {"limit_ms", left.count()}}, until);

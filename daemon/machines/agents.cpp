@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <future>
+#include <limits>
 #include <utility>
 
 #include "daemon/failure_kind.h"
@@ -16,6 +17,7 @@ using protocol::FailureKind;
 using protocol::Json;
 
 constexpr std::chrono::seconds kCloseLimit{10};
+constexpr int kClockQuestions = 10;
 
 }  // namespace
 
@@ -129,6 +131,22 @@ std::vector<Json> Agents::AskAll(const Json& frame, Clock::time_point until) {
   }
   if (!missing.empty()) throw Lost(missing, node);
   return answers;
+}
+
+std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
+  std::map<std::string, NodeClock> clocks;
+  for (const auto& agent : links_) {
+    NodeClock best{0, std::numeric_limits<std::int64_t>::max()};
+    for (int i = 0; i < kClockQuestions; ++i) {
+      const std::int64_t before = kernels::TraceClockNs();
+      const auto answer = agent->Ask({{"frame", "clock"}}, until);
+      const std::int64_t after = kernels::TraceClockNs(), error = (after - before) / 2 + 1;
+      if (!answer) throw Lost(agent->Name() + " does not say what time it is", agent->node());
+      if (error < best.error_ns) best = {answer->at("ns").get<std::int64_t>() - before - error, error};
+    }
+    clocks[agent->node()] = best;
+  }
+  return clocks;
 }
 
 std::optional<Agents::Lost> Agents::FindLost() const {

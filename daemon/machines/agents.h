@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "daemon/machines/agent_link.h"
 #include "daemon/machines/gather.h"
+#include "daemon/trace_file.h"
 #include "kernels/error.h"
 #include "protocol/json_text.h"
 #include "protocol/response.h"
@@ -71,7 +73,8 @@ class Agents {
 
   // The answers of all, by index. Throws Lost.
   std::vector<Json> AskAll(const Json& frame, Clock::time_point until);
-  std::optional<Lost> FindLost() const;  // of an agent that has gone
+  std::map<std::string, NodeClock> Clocks(Clock::time_point until);  // by node; throws Lost
+  std::optional<Lost> FindLost() const;                              // of an agent that has gone
   // Ends the daemon where one has gone.
   void CheckGone() const;
 

@@ -261,8 +261,11 @@ protocol::RunResult AgentProcessRanks::Run(const protocol::RequestQueue::Entry& 
   const Agents::Busy busy(agents_);
   protocol::RunResult result;
   try {
+    if (trace) trace->clocks = agents_.Clocks(until);
     result = ProcessRanks::Run(request, tag, until, trace);
     if (!result.fatal || !agents_.FindLost()) return result;
+  } catch (const Agents::Lost& lost) {
+    result = lost.ToResult();
   } catch (const Refusal&) {
     const auto lost = agents_.FindLost();
     if (!lost) throw;

@@ -97,6 +97,9 @@ class Worlds(Python):
             self.assertTrue(answer["ok"], answer)
             self.assertEqual(len({len(rank["samples"]["step"]) for rank in answer["ranks"]}), 1, answer)
 
+    def test_a_trace_is_a_file_for_each_node(self):
+        self.check_clocks(["--python", PYTHON], lambda head, path: self.call(head, "iterates", trace=path, repeat=3))
+
     def test_cancel(self):
         with self.head() as head:
             python = {"function": f"{self.cases}:fault", "kwargs": {"rank": 2, "kind": "hangs", "others": 100}}
@@ -337,11 +340,17 @@ class Doors(Python):
             self.assertEqual(done.returncode, 0, done.stdout)
             for place in ("0 0 0", "1 1 0", "2 0 1", "3 1 1"):
                 self.assertIn("I am " + place, done.stdout)
-            done = subprocess.run([COMMAND, "ps", "--socket", address], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            self.assertIn("4 ranks", done.stdout + "4 ranks")
+            done = subprocess.run([COMMAND, "run", "--attach=" + address, "--world-size=4", "--backend=host", "--param=max_seqlen_q=128"],
+                                  env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertRegex(done.stdout, "on nodes .*:0, .*:1\n1 passed")
+            own = subprocess.run([COMMAND, "run", "--attach=" + address, "--launch", self.launch(1), "--world-size=4", "--backend=host",
+                                  "--param=max_seqlen_q=128"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertRegex(own.stdout, "transport host, .*\n1 passed")
+            done = subprocess.run([COMMAND, "ps", "--json", "--socket", address], env=environment, stdout=subprocess.PIPE, text=True)
+            self.assertEqual([pool["transport"] for pool in json.loads(done.stdout)["pools"]], ["none", "gloo", "host"])
         finally:
             server.terminate()
-            server.communicate()
+            self.assertIn("has ended", server.communicate()[1])
 
 
 if __name__ == "__main__":

@@ -138,6 +138,51 @@ class Case(unittest.TestCase):
             head.end()
         self.assertEqual(head.left, [], "processes were left behind")
 
+    def check_traces(self, head, run):
+        """run(path): an answer to a request with a trace. A file for each node has its ranks, and the offset of its clock."""
+        nodes = head.nodes()
+        path = os.path.join(self.folder.name, "trace.json")
+        answer = run(path)
+        self.assertTrue(answer["ok"], answer)
+        self.assertFalse(os.path.exists(path))
+        begins = []
+        for node in nodes:
+            own = os.path.join(self.folder.name, f"trace.{node['node'].replace(':', '-')}.json")
+            with open(own) as file:
+                trace = json.load(file)
+            os.remove(own)
+            about = trace["otherData"]
+            self.assertEqual((about["node"], about["world_size"]), (node["node"], 4))
+            names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+            self.assertEqual(names, {"cppoold", *(f"rank {rank}" for rank in node["ranks"])})
+            slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+            # All of one request: nothing lies before its beginning or after its end, but for what the clocks are wrong by.
+            slack = 1 + about["clock_offset_error_ns"] / 1e3
+            whole = [event for event in slices if event["name"] == "run on all ranks"]
+            self.assertEqual(len(whole), 1)
+            for event in slices:
+                if event["pid"] > 1:
+                    self.assertGreaterEqual(event["ts"], whole[0]["ts"] - slack, event)
+                    self.assertLessEqual(event["ts"] + event["dur"], whole[0]["ts"] + whole[0]["dur"] + slack, event)
+            self.assertGreater(len([event for event in slices if event["pid"] > 1 and event["cat"] == "stage"]), 0)
+            begins.append((about["begin_monotonic_ns"] - about["clock_offset_ns"], about["clock_offset_ns"], about["clock_offset_error_ns"]))
+        self.assertEqual(len({begin for begin, _, _ in begins}), 1)  # of the head
+        return [(offset, error) for _, offset, error in begins]
+
+    def check_clocks(self, options, run):
+        """This machine's processes have one clock, but for those in a time namespace of their own, which root may make."""
+        head = Head(self.launch(2), options=options)
+        self.addCleanup(self.check_end, head)
+        for offset, error in self.check_traces(head, lambda path: run(head, path)):
+            self.assertLessEqual(abs(offset), error)
+        ahead = ["unshare", "--time", "--monotonic", "5000", "--fork", "--kill-child"]
+        if subprocess.run([*ahead, "true"], stderr=subprocess.DEVNULL).returncode != 0:
+            return
+        script = self.script_of(f"CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" &\nCPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 {' '.join(ahead)} \"$@\" &\nwait\n")
+        with Head(script, options=options) as head:
+            (_, _), (offset, error) = self.check_traces(head, lambda path: run(head, path))
+            self.assertLessEqual(abs(offset - 5000 * 10**9), error)
+
     def script_of(self, text):
         path = os.path.join(self.folder.name, "odd")
         with open(path, "w") as file:

@@ -63,7 +63,7 @@ class Worlds(Threads):
                 self.assertEqual(refused["failure"], one.run({"num_heads": 5, "cp_comm_type": "a2a"})["failure"])
             self.assertEqual(head.run({"no_such": 1})["failure"]["kind"], "invalid_request")
             self.assertEqual(head.run({"num_heads": 10**3, "max_seqlen_q": 1 << 24})["failure"]["kind"], "out_of_memory")
-            self.assertIn("--launch", head.run(trace="/tmp/trace.json")["error"])
+            self.assertIn("\"trace\": \"/nowhere/x\" cannot be written", head.run(trace="/nowhere/x")["error"])
             self.assertTrue(head.run()["ok"])
 
     def test_cancel(self):
@@ -75,6 +75,9 @@ class Worlds(Threads):
             self.assertEqual(run["failure"]["kind"], "cancelled")
             self.assertNotIn("fatal", run)
             self.assertTrue(head.run()["ok"])
+
+    def test_a_trace_is_a_file_for_each_node(self):
+        self.check_clocks([], lambda head, path: head.run(trace=path, repeat=3))
 
     def test_status_names_all_ranks(self):
         with self.head() as head:
