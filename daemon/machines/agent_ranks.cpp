@@ -17,7 +17,7 @@ using protocol::FailureKind;
 using protocol::Json;
 using protocol::RunResult;
 
-constexpr std::chrono::seconds kCloseLimit{10}, kMemoryLimit{10};
+constexpr std::chrono::seconds kMemoryLimit{10};
 constexpr std::chrono::milliseconds kAnswerTime{250};  // to the deadline, as ThreadRanks has it
 
 }  // namespace

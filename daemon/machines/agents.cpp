@@ -16,7 +16,7 @@ namespace {
 using protocol::FailureKind;
 using protocol::Json;
 
-constexpr std::chrono::seconds kCloseLimit{10};
+constexpr std::chrono::seconds kCloseLimit{3};  // with what SIGTERM needs, within what the end may take
 constexpr int kClockQuestions = 10;
 
 }  // namespace

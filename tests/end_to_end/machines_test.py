@@ -20,6 +20,20 @@ MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SE
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
+# Takes the words of an agent, and greets as one of another version.
+LIAR = """import hashlib, hmac, json, os, socket, sys
+host, _, port = sys.argv[-1].partition(":")
+file = socket.create_connection((host, int(port))).makefile("rw")
+nonce, own = json.loads(file.readline())["nonce"], "0" * 64
+proof = hmac.new(os.environ["CPPOOL_SECRET"].encode(), f"agent {nonce} {own}".encode(), hashlib.sha256).hexdigest()
+about = {"version": "0.0.1+0123456789ab", "node": "old", "pid": os.getpid(), "index": 0, "agents": 1}
+file.write(json.dumps({"frame": "agent", "nonce": own, "proof": proof, **about}) + "\\n")
+file.flush()
+file.readline()
+file.readline()
+"""
+
+
 class Threads(Case):
     def head(self, agents=2, world_size=4, options=(), **more):
         return super().head(agents, world_size, options=["--allow-faults", *options], **more)
@@ -212,6 +226,33 @@ class Failures(Threads):
         self.assertEqual(head.end(), 3)
         self.assertEqual(head.left, [])
 
+    def test_the_launcher_is_stopped(self):
+        """It is not needed any more: runs go on, and the end does not wait for it."""
+        head = self.head()
+        nodes = [node["pid"] for node in head.nodes()]
+        for pid in head.marked():
+            if pid != head.process.pid and pid not in nodes:
+                os.kill(pid, signal.SIGSTOP)
+        self.assertTrue(head.run()["ok"])
+        begin = time.monotonic()
+        head.process.stdin.close()
+        self.assertEqual(head.process.wait(30), 0)
+        self.assertLess(time.monotonic() - begin, 8)
+        head.end()
+        self.assertEqual(head.left, [])
+
+    def test_a_full_disk_there(self):
+        """Files of at most 4 kB on a node stand for it: a dump cannot be written there."""
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" &\n"
+                              "(ulimit -f 4; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 exec \"$@\") & wait\n")
+        head = Head(path)
+        self.addCleanup(self.check_end, head)
+        answer = head.run(dump=os.path.join(self.folder.name, "dump"))
+        self.assertEqual(answer["status"], "error", answer)
+        self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
+        self.assertIn("File too large", answer["error"])
+        self.assertTrue(head.run()["ok"])
+
     def test_the_head_is_killed(self):
         head, _, _ = self.during_a_run(lambda head, nodes: head.process.kill())
         head.end()
@@ -271,6 +312,34 @@ class BadInput(Case):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
         self.refused(path, "1 of 2 agents came", environment={"CPPOOL_START_LIMIT_MS": "4000"})
 
+    def test_a_node_that_comes_late(self):
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
+        with Head(path) as head:
+            self.assertEqual([node["ranks"] for node in head.nodes()], [[0, 1], [2, 3]])
+            self.assertTrue(head.run()["ok"])
+
+    def test_an_agent_that_comes_after_all_others(self):
+        """It finds nobody who listens, and says so; the world is as it was."""
+        path = self.script_of("for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; sleep 2; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\"; wait\n")
+        with Head(path) as head:
+            self.assertTrue(head.run()["ok"])
+            time.sleep(2.5)
+            self.assertTrue(head.run()["ok"])
+        self.assertIn("cannot be reached", "".join(head.stderr))
+
+    def test_more_agents_than_expected(self):
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=2 \"$@\" & wait\n")
+        self.refused(path, "more agents have come than the 2 that there should be")
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & CPPOOL_AGENTS=4 CPPOOL_AGENT_INDEX=1 \"$@\" & wait\n")
+        self.refused(path, "and others are of")
+
+    def test_another_version_or_build(self):
+        """A process with the secret that says what an older agent would."""
+        liar = os.path.join(self.folder.name, "liar.py")
+        with open(liar, "w") as file:
+            file.write(LIAR)
+        self.refused(f"{sys.executable} {liar}", "the agent on node old is cppoold 0.0.1+0123456789ab, and this one is ")
+
     def test_another_secret_is_dropped_and_counted(self):
         path = self.script_of("CPPOOL_SECRET=wrong CPPOOL_AGENTS=1 \"$@\"; sleep 0.2\n")
         self.refused(path, "1 connections were dropped, the last one from 127.0.0.1: it has another secret")
@@ -289,7 +358,7 @@ class BadInput(Case):
         self.refused(self.launch(2), "libgloo0", environment={"CPPOOL_GLOO_MODULE": "/etc/passwd"})
 
     def test_other_options(self):
-        self.refused(self.launch(2), "--python", options=["--python"])
+        self.refused(self.launch(2), "--case", options=["--case=/x.so"])
         self.refused(self.launch(2), "--transport", options=["--transport=peer"])
 
     def test_garbage_and_strangers_do_not_disturb_the_start(self):

@@ -401,3 +401,14 @@ def test_two_thousand_cases_with_faults(pool, tmp_path):
     for then, now in zip(before, after):
         assert now[:2] == then[:2] and now[2] < then[2] + 4096
     assert pool.hello()["pid"] == daemon and sum(len(children_of(server)) for server in servers) == 2
+
+
+def test_call_on_agents(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPPOOL_HEAD_ADDRESS", "127.0.0.1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launch = support.launcher(tmp_path)
+    result = cppool.call(function("passes"), {"text": "hi"}, launch=launch)
+    assert [rank.extra["value"] for rank in result.ranks] == [0, 1]
+    with pytest.raises(cppool.CaseFailed) as failed:
+        cppool.call(function("fault"), {"folder": str(tmp_path), "kind": "_exit"}, launch=launch)
+    assert failed.value.result.failure.node
