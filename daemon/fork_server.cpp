@@ -27,6 +27,7 @@
 #include "base/poll_timeout.h"
 #include "base/spawn.h"
 #include "daemon/log.h"
+#include "daemon/process_frames.h"
 #include "daemon/start_error.h"
 #include "protocol/parameters.h"
 
@@ -45,6 +46,7 @@ constexpr std::size_t kTail = 4096, kLongestLine = 4096, kMostStacks = 64 << 10;
 constexpr std::size_t kMostAtOnce = 1 << 20;  // a pipe holds no more
 constexpr std::size_t kPageSize = 4096, kLongestStage = 256;
 constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5};
+constexpr std::chrono::milliseconds kSignalLimit{150};
 constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
 constexpr int kStderrWaitMs = 1000;
 
@@ -68,20 +70,6 @@ std::pair<UniqueFd, UniqueFd> MakeSockets() {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0)
     throw std::system_error(errno, std::generic_category(), "socketpair");
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
-}
-
-// On 127.0.0.1, and its port.
-std::pair<UniqueFd, int> Listen() {
-  UniqueFd listener = OrThrow(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* const raw = reinterpret_cast<sockaddr*>(&address);
-  if (bind(listener.get(), raw, size) != 0 || listen(listener.get(), 1024) != 0 ||
-      getsockname(listener.get(), raw, &size) != 0)
-    throw std::system_error(errno, std::generic_category(), "a port on 127.0.0.1");
-  return {std::move(listener), ntohs(address.sin_port)};
 }
 
 // Calls take(bytes) until nothing more is there at once. False: at the end.
@@ -149,14 +137,20 @@ std::string Joined(const std::vector<std::string>& words) {
   return text;
 }
 
-std::string Text(const Json& json, const char* member) {
-  const auto found = json.find(member);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
+// faulthandler of a rank writes the stacks of all threads. It interrupts system calls.
+const int kStacksSignal = SIGRTMAX - 3;
+
+// "it is stopped"; empty: nothing worth saying.
+std::string StateOf(pid_t pid) {
+  std::string text;
+  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
+  const std::size_t after = text.rfind(") ");
+  const char state = after == std::string::npos ? '?' : text[after + 2];
+  if (state == 'T' || state == 't') return "it is stopped";
+  return state == 'D' ? "it is in a wait of the kernel that nothing interrupts" : "";
 }
 
 }  // namespace
-
-const int ForkServer::kStacksSignal = SIGRTMAX - 3;
 
 std::string FindPython(const std::string& wanted) {
   namespace fs = std::filesystem;
@@ -191,48 +185,25 @@ std::string FindPython(const std::string& wanted) {
   throw StartError(from + ": no program " + name + " on PATH: give the path of a Python 3.9 or later");
 }
 
-RankProcess::RankProcess(int rank, std::size_t most_output)
-    : rank_(rank), most_output_(most_output), lines_(kMaxFrame) {}
+ForkedRank::ForkedRank(int rank, std::size_t most_output)
+    : RankProcess(rank), most_output_(most_output), lines_(kMaxFrame) {}
 
-RankProcess::~RankProcess() {
+ForkedRank::~ForkedRank() {
   if (page_) munmap(const_cast<unsigned char*>(page_), kPageSize);
 }
 
-pid_t RankProcess::pid() const {
+pid_t ForkedRank::pid() const {
   const std::lock_guard lock(mutex_);
   return pid_;
 }
 
-bool RankProcess::Send(const Json& frame) {
+bool ForkedRank::Send(const Json& frame) {
   const std::string line = protocol::JsonText(frame) + "\n";
   const std::lock_guard sending(sending_);
   return SendAll(socket_.get(), line, {}, Clock::now() + kSendLimit);
 }
 
-std::optional<Json> RankProcess::Next(Clock::time_point limit) {
-  std::unique_lock lock(mutex_);
-  const auto ready = [&] { return !frames_.empty() || end_; };
-  if (limit == Clock::time_point::max())
-    changed_.wait(lock, ready);
-  else
-    changed_.wait_until(lock, limit, ready);
-  if (frames_.empty()) return std::nullopt;
-  Json frame = std::move(frames_.front());
-  frames_.pop_front();
-  return frame;
-}
-
-std::optional<std::string> RankProcess::End() const {
-  const std::lock_guard lock(mutex_);
-  return frames_.empty() ? end_ : std::nullopt;
-}
-
-bool RankProcess::WaitEnd(Clock::time_point limit) {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, limit, [&] { return end_.has_value(); });
-}
-
-RankProcess::Place RankProcess::Where() const {
+RankProcess::Place ForkedRank::Where() const {
   // A rank that is killed while it writes leaves the page half written: what is there then has to do.
   for (int tries = 0;; ++tries) {
     std::array<unsigned char, 28 + kLongestStage> copy;
@@ -258,7 +229,7 @@ RankProcess::Place RankProcess::Where() const {
   }
 }
 
-std::optional<Json> RankProcess::AskStacks(Clock::time_point limit) {
+std::optional<Json> ForkedRank::AskStacks(Clock::time_point limit) {
   {
     const std::lock_guard lock(mutex_);
     answer_.reset();
@@ -269,12 +240,7 @@ std::optional<Json> RankProcess::AskStacks(Clock::time_point limit) {
   return std::exchange(answer_, std::nullopt);
 }
 
-std::string RankProcess::Stacks() const {
-  const std::lock_guard lock(mutex_);
-  return stacks_text_;
-}
-
-std::string RankProcess::WaitForStacks(Clock::time_point limit) {
+std::string ForkedRank::WaitForStacks(Clock::time_point limit) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, limit, [&] { return !stacks_text_.empty() || end_; });
   for (std::size_t known = 0; known != stacks_text_.size() && Clock::now() < limit;) {
@@ -284,19 +250,13 @@ std::string RankProcess::WaitForStacks(Clock::time_point limit) {
   return stacks_text_;
 }
 
-std::string RankProcess::Output() const {
+void ForkedRank::BeginCase() {
+  RankProcess::BeginCase();
   const std::lock_guard lock(mutex_);
-  return tail_;
-}
-
-void RankProcess::BeginCase() {
-  const std::lock_guard lock(mutex_);
-  tail_.clear();
-  stacks_text_.clear();
   written_ = 0;
 }
 
-void RankProcess::Read() {
+void ForkedRank::Read() {
   ReadOutput();
   std::vector<std::string> lines;
   at_end_ = !ReadAll(socket_.get(), [&](std::string_view bytes) {
@@ -310,14 +270,14 @@ void RankProcess::Read() {
   for (const std::string& line : lines) TakeLine(line);
 }
 
-void RankProcess::TakeLine(std::string_view line) {
+void ForkedRank::TakeLine(std::string_view line) {
   Json frame;
   try {
     frame = protocol::ParseJson(line, kFrameNesting);
   } catch (const protocol::InvalidRequest& error) {
     return Break(std::string("sent what is no frame: ") + error.what());
   }
-  const std::string name = frame.is_object() ? Text(frame, "frame") : "";
+  const std::string name = frame.is_object() ? TextOf(frame, "frame") : "";
   if (name.empty()) return Break("sent an object without \"frame\"");
   const std::lock_guard lock(mutex_);
   if (name == "stacks")
@@ -329,18 +289,18 @@ void RankProcess::TakeLine(std::string_view line) {
   changed_.notify_all();
 }
 
-void RankProcess::Break(const std::string& why) {
+void ForkedRank::Break(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) broken_ = why;
 }
 
-void RankProcess::ReadOutput() {
+void ForkedRank::ReadOutput() {
   if (output_ && !ReadAll(output_.get(), [this](std::string_view bytes) { TakeOutput(bytes); }))
     output_.Reset();
   WriteLines(!output_);
 }
 
-void RankProcess::ReadStacks() {
+void ForkedRank::ReadStacks() {
   const bool more = ReadAll(stacks_.get(), [this](std::string_view bytes) {
     const std::lock_guard lock(mutex_);
     stacks_text_ += bytes.substr(0, kMostStacks - std::min(stacks_text_.size(), kMostStacks));
@@ -349,7 +309,7 @@ void RankProcess::ReadStacks() {
   if (!more) stacks_.Reset();
 }
 
-void RankProcess::TakeOutput(std::string_view bytes) {
+void ForkedRank::TakeOutput(std::string_view bytes) {
   bool full = false;
   {
     const std::lock_guard lock(mutex_);
@@ -368,7 +328,7 @@ void RankProcess::TakeOutput(std::string_view bytes) {
 }
 
 // Waits a little where nobody reads stderr; then the lines are lost.
-void RankProcess::WriteLines(bool all) {
+void ForkedRank::WriteLines(bool all) {
   std::string text;
   std::size_t from = 0;
   const auto add = [&](std::size_t end) {
@@ -398,7 +358,7 @@ void RankProcess::WriteLines(bool all) {
   }
 }
 
-void RankProcess::Close(std::string how) {
+void ForkedRank::Close(std::string how) {
   if (!at_end_) Read();
   ReadOutput();
   WriteLines(true);
@@ -439,20 +399,21 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return ready_ || !gone_.empty(); });
     if (ready_ && ready_->contains("error"))
-      why = Text(*ready_, "error");
+      why = TextOf(*ready_, "error");
     else if (!ready_)
       why = options_.python + (gone_.empty() ? " was not ready in time"
                                              : " " + gone_ + " before it was ready: is it a Python?");
     if (why.empty()) {
-      info_.python = Text(*ready_, "python");
-      info_.torch = Text(*ready_, "torch");
+      info_.python = TextOf(*ready_, "python");
+      info_.torch = TextOf(*ready_, "torch");
       for (const Json& module : ready_->value("preloaded", Json::array())) info_.preloaded.push_back(module);
       for (const Json& module : ready_->value("deferred", Json::array()))
-        info_.deferred.emplace_back(Text(module, "module"), Text(module, "why"));
+        info_.deferred.emplace_back(TextOf(module, "module"), TextOf(module, "why"));
       for (const Json& module : ready_->value("import_ms", Json::array()))
         info_.import_ms.emplace_back(module.at(0), module.at(1));
     } else if (ready_) {
-      if (const std::string trace = Text(*ready_, "traceback"); !trace.empty()) Log(LogLevel::kError, trace);
+      if (const std::string trace = TextOf(*ready_, "traceback"); !trace.empty())
+        Log(LogLevel::kError, trace);
     }
   }
   if (why.empty()) return;
@@ -492,7 +453,7 @@ void ForkServer::Send(const Json& frame, const std::vector<int>& descriptors) {
 
 void ForkServer::Loop() {
   while (true) {
-    std::vector<std::shared_ptr<RankProcess>> ranks;
+    std::vector<std::shared_ptr<ForkedRank>> ranks;
     {
       const std::lock_guard lock(mutex_);
       if (stop_) return;
@@ -537,7 +498,7 @@ void ForkServer::Loop() {
 }
 
 void ForkServer::TakeFrame(const Json& frame) {
-  const std::string name = Text(frame, "frame");
+  const std::string name = TextOf(frame, "frame");
   const std::lock_guard lock(mutex_);
   if (name == "ready") {
     ready_ = frame;
@@ -554,7 +515,7 @@ void ForkServer::TakeFrame(const Json& frame) {
       (*found)->pid_ = frame.at("pid").get<pid_t>();
       return;
     }
-    std::string how = Text(frame, "error");
+    std::string how = TextOf(frame, "error");
     if (name == "ended") {
       how = base::DescribeStatus(frame.at("status").get<int>());
       if (const int left = frame.value("killed", 0); left > 0)
@@ -576,9 +537,25 @@ void ForkServer::Gone() {
   changed_.notify_all();
 }
 
-std::shared_ptr<RankProcess> ForkServer::MakeRank(int number, int size, const std::string& backend,
-                                                  int listener, int port) {
-  auto rank = std::make_shared<RankProcess>(number, options_.most_output);
+std::string ForkServer::VisibleDevices(BackendChoice backend, int ranks) {
+  const bool on_host = backend == BackendChoice::kHost;
+  return "CUDA_VISIBLE_DEVICES=" + (on_host ? "" : NarrowDevices(std::getenv("CUDA_VISIBLE_DEVICES"), ranks));
+}
+
+std::pair<UniqueFd, int> ForkServer::Listen(const std::string& host) {
+  UniqueFd listener = OrThrow(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof(address);
+  auto* const raw = reinterpret_cast<sockaddr*>(&address);
+  if (inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1 || bind(listener.get(), raw, size) != 0 ||
+      listen(listener.get(), 1024) != 0 || getsockname(listener.get(), raw, &size) != 0)
+    throw std::system_error(errno, std::generic_category(), "a port on " + host);
+  return {std::move(listener), ntohs(address.sin_port)};
+}
+
+std::shared_ptr<ForkedRank> ForkServer::MakeRank(const Seats& seats, int number) {
+  auto rank = std::make_shared<ForkedRank>(number, options_.most_output);
   auto [ours, theirs] = MakeSockets();
   auto [output, write_output] = MakePipe();
   auto [stacks, write_stacks] = MakePipe();
@@ -596,48 +573,63 @@ std::shared_ptr<RankProcess> ForkServer::MakeRank(int number, int size, const st
     ranks_.push_back(rank);
   }
   std::vector<int> descriptors = {theirs.get(), page.get(), write_output.get(), write_stacks.get()};
-  if (number == 0) descriptors.push_back(listener);
-  Send({{"frame", "fork"}, {"rank", number}, {"size", size}, {"port", port}, {"backend", backend}},
+  if (number == 0) descriptors.push_back(seats.listener);
+  Send({{"frame", "fork"},
+        {"rank", number},
+        {"size", seats.size},
+        {"local_rank", number - seats.first},
+        {"local_size", seats.ranks},
+        {"node", seats.node},
+        {"host", seats.host},
+        {"port", seats.port},
+        {"backend", seats.backend}},
        descriptors);
   return rank;
 }
 
-ForkServer::World ForkServer::Fork(int size, const std::string& backend, Clock::time_point deadline) {
-  World world;
-  const auto fail = [&](int rank, const std::string& why, FailureKind kind) {
-    KillAll(world.ranks, Clock::now() + kEndLimit);
-    StartError error("rank " + std::to_string(rank) + " could not start: " + why, kind);
-    error.detail = why;
-    error.rank = rank;
-    throw error;
-  };
+RankServer::Ranks ForkServer::Start(const Seats& seats) {
   {
     const std::lock_guard lock(mutex_);
     if (!gone_.empty()) throw StartError("the fork server " + gone_, FailureKind::kInternal);
   }
+  Ranks ranks;
   try {
-    const auto [listener, port] = Listen();
-    for (int rank = 0; rank < size; ++rank)
-      world.ranks.push_back(MakeRank(rank, size, backend, listener.get(), port));
+    for (int i = 0; i < seats.ranks; ++i) ranks.push_back(MakeRank(seats, seats.first + i));
   } catch (const std::system_error& error) {
     Wake();
-    fail(static_cast<int>(world.ranks.size()), error.what(), FailureKind::kInternal);
+    Fail(ranks, seats.first + static_cast<int>(ranks.size()), error.what(), FailureKind::kInternal);
   }
   Wake();
-  for (const auto& rank : world.ranks) {
-    std::optional<Json> ready = rank->Next(deadline);
-    if (!ready) {
-      const auto end = rank->End();
-      std::string tail = rank->Output();
-      while (tail.ends_with('\n')) tail.pop_back();
-      fail(rank->rank(),
-           (end ? "it " + *end : "it was not ready in time") + (tail.empty() ? "" : ": " + tail),
-           end ? FailureKind::kInternal : FailureKind::kTimeout);
-    }
-    if (ready->contains("error")) fail(rank->rank(), Text(*ready, "error"), FailureKind::kInvalidRequest);
-    world.ready.push_back(std::move(*ready));
+  return ranks;
+}
+
+RankServer::World ForkServer::Fork(int size, const std::string& backend, Clock::time_point deadline) {
+  Seats seats{.size = size, .ranks = size, .backend = backend, .host = "127.0.0.1"};
+  UniqueFd listener;
+  try {
+    std::tie(listener, seats.port) = Listen(seats.host);
+  } catch (const std::system_error& error) {
+    throw StartError(error.what(), FailureKind::kInternal);
   }
-  return world;
+  seats.listener = listener.get();
+  return WaitReady(Start(seats), deadline);
+}
+
+RankServer::Look ForkServer::LookAt(RankProcess& process, bool stacks, Clock::time_point limit) {
+  auto& rank = static_cast<ForkedRank&>(process);
+  Look look;
+  look.place = rank.Where();  // before a signal, which may wake it
+  if (auto told = rank.AskStacks(limit)) {
+    look.answered = true;
+    look.stacks = std::move(*told);
+    return look;
+  }
+  look.state = StateOf(rank.pid());
+  if (stacks) {
+    Kill(rank, kStacksSignal);
+    look.text = rank.WaitForStacks(Clock::now() + kSignalLimit);
+  }
+  return look;
 }
 
 std::vector<std::string> ForkServer::Changed(Clock::time_point deadline) {
@@ -655,21 +647,8 @@ std::vector<std::string> ForkServer::Changed(Clock::time_point deadline) {
   return changed;
 }
 
-void ForkServer::Kill(const RankProcess& rank, int signal) {
+void ForkServer::Kill(const ForkedRank& rank, int signal) {
   if (const pid_t pid = rank.pid(); pid > 0) Send({{"frame", "kill"}, {"pid", pid}, {"signal", signal}});
-}
-
-bool ForkServer::KillAll(const std::vector<std::shared_ptr<RankProcess>>& ranks, Clock::time_point limit) {
-  for (const auto& rank : ranks) Kill(*rank, SIGKILL);
-  bool all = true;
-  for (const auto& rank : ranks) {
-    // One that has just been forked has no pid here yet.
-    while (!rank->WaitEnd(std::min(limit, Clock::now() + std::chrono::milliseconds(50))) &&
-           Clock::now() < limit)
-      Kill(*rank, SIGKILL);
-    all = all && rank->WaitEnd(Clock::now());
-  }
-  return all;
 }
 
 }  // namespace cppool::daemon

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/digest.h"
 #include "kernels/float_environment.h"
 
 namespace cppool::daemon {
@@ -103,6 +104,11 @@ void CheckElf(const std::string& path, std::string_view bytes) {
   if (header.e_type == ET_REL) refuse("is an object file: link it with -shared");
   if (header.e_type != ET_DYN) refuse("is no shared library: link it with -shared");
   if (!IsWhole(bytes, header)) refuse(cut);
+}
+
+std::string LibraryDigest(const std::string& path, std::string_view bytes) {
+  CheckElf(path, bytes);
+  return base::Digest(bytes);
 }
 
 void* OpenLibrary(const std::string& file, const std::string& path) {

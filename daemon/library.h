@@ -13,6 +13,7 @@ using kernels::LibraryError;
 // Throws LibraryError unless `bytes` are a whole shared library for this machine's processor. `path` is for
 // the text.
 void CheckElf(const std::string& path, std::string_view bytes);
+std::string LibraryDigest(const std::string& path, std::string_view bytes);  // likewise
 
 // Opens `file`, which is a copy of `path` or `path` itself, and never closes it: code that was registered
 // with CUDA must stay, and the library may have started threads or installed handlers. Throws LibraryError.

@@ -19,21 +19,6 @@ std::string CopyName(const std::string& path, const std::string& digest) {  // s
 
 }  // namespace
 
-std::string LibraryStore::KnownDigest(const std::string& path) const {
-  const base::FileIdentity identity = base::IdentityOf(path);
-  const auto known = known_.find(path);
-  return known != known_.end() && known->second.identity == identity ? known->second.digest : "";
-}
-
-LibraryStore::Content LibraryStore::Read(const std::string& path) {
-  base::WholeFile file = base::ReadWhole(path);
-  CheckElf(path, file.bytes);
-  std::string digest = base::Digest(file.bytes);
-  known_.erase(path);
-  if (file.settled) known_[path] = {file.identity, digest};
-  return {std::move(file.bytes), std::move(digest)};
-}
-
 const base::FileCache& LibraryStore::Cache() {
   if (!cache_) cache_.emplace("libraries", kCopies);
   return *cache_;
@@ -100,10 +85,10 @@ const LoadedLibrary& LibraryStore::Load(const std::string& path, LibraryKind kin
   const bool any = wanted.empty();
   Content content;
   try {
-    if (const LoadedLibrary* library = any ? ready(KnownDigest(path)) : nullptr) return *library;
+    if (const LoadedLibrary* library = any ? ready(digests_.Known(path)) : nullptr) return *library;
     // Another daemon, or the one before this, may have made it, and the file was built again since.
     const auto copy = any ? std::nullopt : ReadCopy(path, wanted);
-    content = copy ? *copy : Read(path);
+    content = copy ? *copy : digests_.Read(path);
   } catch (const base::FileError& error) {
     std::string text = error.what();
     std::error_code ignored;
@@ -148,8 +133,7 @@ void LibraryStore::Keep(const std::string& path, std::string bytes) {
 
 const LoadedLibrary& LibraryStore::LoadCudnn() try {
   const std::string path = kernels::CudnnModule();
-  std::string digest = KnownDigest(path);
-  if (digest.empty()) digest = Read(path).digest;
+  std::string digest = digests_.Of(path);
   if (cudnn_ && (cudnn_->path != path || cudnn_->digest != digest))
     throw LibraryError(
         "kernels of " + path +

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/file_cache.h"
+#include "daemon/library.h"
 #include "daemon/library_probe.h"
 
 namespace cppool::daemon {
@@ -62,13 +63,7 @@ class LibraryStore {
   std::string BeingOpened() const;
 
  private:
-  struct Known {
-    base::FileIdentity identity;
-    std::string digest;
-  };
-  struct Content {
-    std::string bytes, digest;
-  };
+  using Content = base::FileDigests::Content;
   // While it lives, BeingOpened() is this library.
   class Opening {
    public:
@@ -80,17 +75,14 @@ class LibraryStore {
    private:
     LibraryStore& store_;
   };
-  // Empty: the file must be read. Throws FileError, as Read.
-  std::string KnownDigest(const std::string& path) const;
-  Content Read(const std::string& path);
   const base::FileCache& Cache();  // throws FileError
   // Nothing when there is none, or it is damaged.
   std::optional<Content> ReadCopy(const std::string& path, const std::string& digest);
   std::string MakeCopy(const std::string& path, const Content& content);
 
   const Options options_;
-  std::optional<base::FileCache> cache_;         // made with the first copy
-  std::map<std::string, Known> known_;           // by path: what it had when it was read last
+  std::optional<base::FileCache> cache_;  // made with the first copy
+  base::FileDigests digests_{LibraryDigest};
   std::map<std::string, LoadedLibrary> loaded_;  // by digest
   std::optional<LoadedLibrary> cudnn_;
   std::size_t opened_ = 0;

@@ -182,7 +182,7 @@ void LocalRanks::TakeTrace(int index) {
 void LocalRanks::MoveTrace(RunTrace& trace) {
   for (std::size_t i = 0; i < ranks_.size(); ++i)
     trace.ranks.push_back(
-        {world_.devices().at(i).name, std::move(ranks_[i]->host), std::move(ranks_[i]->trace)});
+        {world_.devices().at(i).name, "", std::move(ranks_[i]->host), std::move(ranks_[i]->trace)});
 }
 
 bool LocalRanks::InOrder(int index) const {

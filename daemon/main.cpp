@@ -31,13 +31,16 @@
 #include "daemon/case_registry.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/dispatcher.h"
+#include "daemon/fork_server.h"
 #include "daemon/library.h"
 #include "daemon/library_probe.h"
 #include "daemon/library_store.h"
 #include "daemon/log.h"
 #include "daemon/machines/agent.h"
 #include "daemon/machines/agent_ranks.h"
+#include "daemon/machines/agents.h"
 #include "daemon/machines/launcher.h"
+#include "daemon/machines/process_agents.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
 #include "daemon/process_ranks.h"
@@ -156,8 +159,8 @@ class Daemon {
     options.sentinel = options_.sentinel;
     options.version = Version();
     options.started = started_;
-    options.init_ms = options_.python   ? StartProcesses(std::move(requests))
-                      : options_.launch ? StartAgents(std::move(requests))
+    options.init_ms = options_.launch   ? StartAgents(std::move(requests))
+                      : options_.python ? StartProcesses(std::move(requests))
                                         : StartThreads(std::move(requests));
     dispatcher_ = std::make_unique<Dispatcher>(*ranks_, under_way_, &*watchdog_, std::move(options));
     Log(LogLevel::kInfo, std::to_string(options_.world_size) + " ranks on " + start_.backend +
@@ -181,7 +184,7 @@ class Daemon {
   }
 
  private:
-  // Both make `ranks_`, and return the times of the start, by stage.
+  // All make `ranks_`, and return the times of the start, by stage.
   cppool::protocol::Json StartThreads(UniqueFd requests) {
     start_.stage = "backend";
     world_ =
@@ -217,15 +220,14 @@ class Daemon {
 
   cppool::protocol::Json StartProcesses(UniqueFd requests) {
     start_.stage = "ranks";
-    ProcessRanks::Options options;
-    options.world_size = options_.world_size;
-    options.server.python = FindPython(*options_.python);
-    options.server.preload = options_.preload;
-    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    const bool on_host = options_.backend == BackendChoice::kHost;
-    options.server.environment = {"CUDA_VISIBLE_DEVICES=" +
-                                  (on_host ? "" : NarrowDevices(visible, options_.world_size))};
-    if (options_.backend == BackendChoice::kCuda) options.backend = "nccl";
+    ProcessRanks::Options options = PythonOptions();
+    const ForkServer::Options server{
+        .python = options.python,
+        .preload = options_.preload,
+        .environment = {ForkServer::VisibleDevices(options_.backend, options_.world_size)}};
+    options.start = [server](Clock::time_point deadline) {
+      return std::make_shared<ForkServer>(server, deadline);
+    };
     OpenRequests(std::move(requests));
     auto ranks = std::make_unique<ProcessRanks>(under_way_, std::move(options), Clock::now() + kOpenLimit);
     start_.backend = ranks->Hello().at("backend");
@@ -234,18 +236,20 @@ class Daemon {
     return WithTotal(std::move(times));
   }
 
+  ProcessRanks::Options PythonOptions() const {
+    ProcessRanks::Options options;
+    options.world_size = options_.world_size;
+    options.python = FindPython(*options_.python);
+    if (options_.backend == BackendChoice::kCuda) options.backend = "nccl";
+    return options;
+  }
+
   cppool::protocol::Json StartAgents(UniqueFd requests) {
     start_.stage = "ranks";
-    AgentRanks::Options options;
+    Agents::Options options;
     options.world_size = options_.world_size;
     options.version = Version();
     options.words = SplitWords(*options_.launch);
-    options.allow_faults = options_.allow_faults;
-    options.case_files = options_.case_files;
-    options.agent = {
-        {"backend", static_cast<int>(options_.backend)}, {"transport", static_cast<int>(options_.transport)},
-        {"kernels", options_.kernels.Words()},           {"log_level", options_.log_level},
-        {"allow_faults", options_.allow_faults},         {"half_answer", HalfAnswer()}};
     options.write_answer = [this](std::string_view text) {
       answers_.Write(text, Clock::now() + kLastAnswerLimit);
     };
@@ -253,12 +257,31 @@ class Daemon {
       Log(LogLevel::kError, why + ": this daemon ends");
       End(kCannotGoOn);
     };
+    const cppool::protocol::Json place = {
+        {"backend", static_cast<int>(options_.backend)}, {"transport", static_cast<int>(options_.transport)},
+        {"kernels", options_.kernels.Words()},           {"log_level", options_.log_level},
+        {"allow_faults", options_.allow_faults},         {"half_answer", HalfAnswer()},
+        {"python", options_.python.has_value()}};
+    const auto limit = Clock::now() + StartLimit();
+    const auto python = options_.python ? std::optional(PythonOptions()) : std::nullopt;
     OpenRequests(std::move(requests));
-    auto ranks = std::make_unique<AgentRanks>(under_way_, std::move(options), Clock::now() + StartLimit());
-    agents_ = ranks.get();
-    start_.backend = ranks->backend();
-    cppool::protocol::Json times = ranks->init_ms();
-    ranks_ = std::move(ranks);
+    auto agents = std::make_unique<Agents>(std::move(options), limit);
+    cppool::protocol::Json times;
+    if (python) {
+      auto ranks =
+          std::make_unique<AgentProcessRanks>(under_way_, *agents, *python, options_.preload, place, limit);
+      times = ranks->init_ms();
+      ranks_ = std::move(ranks);
+    } else {
+      auto ranks = std::make_unique<AgentRanks>(
+          under_way_, *agents,
+          AgentRanks::Options{options_.world_size, place, options_.case_files, options_.allow_faults, {}},
+          limit);
+      times = ranks->init_ms();
+      ranks_ = std::move(ranks);
+    }
+    agents_ = agents.release();  // never destroyed: its threads go on to the end
+    start_.backend = ranks_->Hello().at("backend");
     return WithTotal(std::move(times));
   }
 
@@ -275,7 +298,7 @@ class Daemon {
 
   // Without destructors, which may wait for what is stuck.
   [[noreturn]] void End(int code) {
-    if (AgentRanks* const agents = agents_) agents->EndLauncher();
+    if (Agents* const agents = agents_) agents->EndLauncher();
     _exit(code);
   }
 
@@ -440,8 +463,8 @@ class Daemon {
   LibraryStore start_libraries_{{}};  // of --case
   UnderWay under_way_;
   std::unique_ptr<Ranks> ranks_;
-  std::atomic<AgentRanks*> agents_{nullptr};  // `ranks_`, where it is one
-  std::unique_ptr<Dispatcher> dispatcher_;    // there in all phases but kStarting
+  std::atomic<Agents*> agents_{nullptr};    // null: it has none
+  std::unique_ptr<Dispatcher> dispatcher_;  // there in all phases but kStarting
   cppool::protocol::RequestQueue queue_;
   std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered
   std::optional<cppool::protocol::RequestReader> requests_;

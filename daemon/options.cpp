@@ -74,9 +74,6 @@ void CheckLaunch(const CLI::App& app, const Options& options, const std::string&
   if (!options.agent.empty() && given.size() > 1)
     throw CLI::ValidationError("--agent", "has no other options beside it: the head says what they are");
   if (!options.launch) return;
-  if (app.count("--python") > 0)
-    throw CLI::ValidationError("--python",
-                               "is for ranks of this machine, and --launch starts them elsewhere");
   if (transport == "peer")
     throw CLI::ValidationError("--transport",
                                "peer is for ranks of one process: with --launch it is auto or nccl");

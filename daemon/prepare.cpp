@@ -200,7 +200,6 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
   RequireFeature(*run, CPPOOL_CASE_DUMPS, "dump", request.dump);
   RequireFeature(*run, CPPOOL_CASE_TAKES_INPUTS, "inputs", request.inputs);
   RequireFeature(*run, CPPOOL_CASE_CHOOSES_KERNELS, "kernels", request.kernels);
-  CheckTrace(request.trace);
   if (load_kernels && (run->registered.features & CPPOOL_CASE_CHOOSES_KERNELS))
     run->wanted_kernels = load_kernels();
   if (request.fault && request.waits)

@@ -41,6 +41,7 @@ void ReadReport(const Json& frame, const kernels::Place& place, RankReport& repo
   json["traceback"] = TextOf(frame, "traceback");
   RankReport read = RankReportFrom(json, place);
   read.failure = report.failure;
+  read.node = report.node;
   const Json results = frame.value("results", Json::object());
   for (const auto& [name, value] : results.items()) read.extra[name] = value;
   for (const char* own : {"rank", "ok", "error", "gpu_ms", "samples", "traceback", "output", "stack"})

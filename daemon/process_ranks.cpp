@@ -1,7 +1,5 @@
 #include "daemon/process_ranks.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -57,7 +55,7 @@ std::string Listed(const Json& state) {
 ProcessRanks::ProcessRanks(UnderWay& under_way, Options options, Clock::time_point deadline)
     : under_way_(under_way), options_(std::move(options)), threads_(options_.world_size) {
   const auto start = Clock::now();
-  server_ = std::make_shared<ForkServer>(options_.server, deadline);
+  server_ = options_.start(deadline);
   const auto forks = Clock::now();
   world_ = server_->Fork(options_.world_size, options_.backend, deadline);
   server_ms_ = Milliseconds(forks - start);
@@ -86,11 +84,15 @@ Json ProcessRanks::Hello() const {
     if (device.is_object()) {
       on_gpus = true;
     } else {
-      const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                         static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-      device = {{"name", "host"}, {"ordinal", -1}, {"uuid", ""}, {"capability", ""}, {"total_bytes", bytes}};
+      device = {{"name", "host"},
+                {"ordinal", -1},
+                {"uuid", ""},
+                {"capability", ""},
+                {"total_bytes", world_.ready[static_cast<std::size_t>(rank)].value("host_bytes", 0ULL)}};
     }
     device["rank"] = rank;
+    if (const std::string node = world_.ranks[static_cast<std::size_t>(rank)]->node(); !node.empty())
+      device["node"] = node;
     devices.push_back(std::move(device));
   }
   const ForkServerInfo& info = server_->info();
@@ -103,7 +105,7 @@ Json ProcessRanks::Hello() const {
           {"devices", std::move(devices)},
           {"ranks", "processes"},
           {"python",
-           {{"path", options_.server.python},
+           {{"path", options_.python},
             {"version", info.python},
             {"torch", info.torch.empty() ? Json() : Json(info.torch)},
             {"preloaded", info.preloaded},
@@ -145,9 +147,9 @@ void ProcessRanks::Validate(const protocol::RunRequest& request, Clock::time_poi
 Json ProcessRanks::Memory() {
   Json memory = Json::array();
   for (const auto& rank : world_.ranks) {
-    const auto answer = rank->AskStacks(Clock::now() + kMemoryLimit);
-    if (!answer || !answer->contains("memory") || !answer->at("memory").is_object()) continue;
-    Json held = answer->at("memory");
+    const Json answer = server_->LookAt(*rank, false, Clock::now() + kMemoryLimit).stacks;
+    if (!answer.contains("memory") || !answer.at("memory").is_object()) continue;
+    Json held = answer.at("memory");
     held["rank"] = rank->rank();
     memory.push_back(std::move(held));
   }
@@ -174,7 +176,7 @@ void ProcessRanks::Ensure(Clock::time_point until) {
     if (const auto why = server_->Changed(std::min(until, Clock::now() + kAnswerLimit)); !why.empty()) {
       Log(LogLevel::kInfo, "another fork server is started: " + why.front());
       server_.reset();
-      server_ = std::make_shared<ForkServer>(options_.server, until);
+      server_ = options_.start(until);
     }
     world_ = server_->Fork(options_.world_size, options_.backend, until);
   } catch (const StartError& error) {
@@ -228,6 +230,11 @@ ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& in
   if (runner->ended_early()) once.reload = "before the case began, " + result.error.substr(0, 300);
   Merge(before_.changes, result.differed);
   Merge(before_.changes, result.left);
+  if (!server_->Lost().empty()) {
+    result.fatal = true;
+    once.reload.clear();
+    return once;
+  }
   const bool passed = result.status == Status::kPassed || result.status == Status::kSkipped;
   const bool by_check =
       result.status == Status::kFailed &&

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,8 +11,8 @@
 #include <vector>
 
 #include "daemon/case_run.h"
-#include "daemon/fork_server.h"
 #include "daemon/process_runner.h"
+#include "daemon/rank_process.h"
 #include "daemon/rank_threads.h"
 #include "daemon/ranks.h"
 #include "daemon/under_way.h"
@@ -22,7 +23,9 @@ class ProcessRanks : public Ranks {
  public:
   struct Options {
     int world_size = 1;
-    ForkServer::Options server;
+    std::string python;  // its path, for `hello`
+    // Starts what forks the ranks, and anew when that cannot go on. Throws StartError.
+    std::function<std::shared_ptr<RankServer>(Clock::time_point deadline)> start;
     std::string backend = "auto";  // of the process group, as the frame `fork` has it
     // A case may be run twice before it is answered; a killed process with a CUDA context needs 0.2 s.
     FailureLimits limits{.grace = std::chrono::milliseconds(100), .abort = std::chrono::seconds(5)};
@@ -64,8 +67,8 @@ class ProcessRanks : public Ranks {
   UnderWay& under_way_;
   const Options options_;
   RankThreads threads_;
-  std::shared_ptr<ForkServer> server_;
-  ForkServer::World world_;
+  std::shared_ptr<RankServer> server_;
+  RankServer::World world_;
   bool ready_ = false;  // `world_` can run a case
   // The cases that it has run, and what they had changed or left, in the form of RunResult::differed.
   struct {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <set>
 #include <utility>
 
@@ -22,16 +21,6 @@ using Clock = RankProcess::Clock;
 
 constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Snapshots: 0.35 s with both
 
-// "stopped", "in a wait of the kernel that nothing interrupts"; empty: neither.
-std::string StateOf(pid_t pid) {
-  std::string text;
-  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
-  const std::size_t after = text.rfind(") ");
-  const char state = after == std::string::npos ? '?' : text[after + 2];
-  if (state == 'T' || state == 't') return "it is stopped";
-  return state == 'D' ? "it is in a wait of the kernel that nothing interrupts" : "";
-}
-
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
   const auto found = std::find_if(collectives.begin(), collectives.end(),
                                   [&](const Collective& each) { return each.group == group; });
@@ -40,10 +29,9 @@ Collective LastIn(const std::string& group, const std::vector<Collective>& colle
 
 }  // namespace
 
-ProcessRunner::ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> server,
-                             std::vector<std::shared_ptr<RankProcess>> ranks,
-                             std::vector<std::string> devices, std::shared_ptr<const PreparedRun> prepared,
-                             std::uint64_t id, std::string tag)
+ProcessRunner::ProcessRunner(RankThreads& threads, std::shared_ptr<RankServer> server,
+                             RankServer::Ranks ranks, std::vector<std::string> devices,
+                             std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag)
     : threads_(threads),
       server_(std::move(server)),
       place_(static_cast<int>(ranks.size())),
@@ -56,6 +44,7 @@ ProcessRunner::ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> s
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     ranks_[i].process = std::move(ranks[i]);
     ranks_[i].report.rank = static_cast<int>(i);
+    ranks_[i].report.node = ranks_[i].process->node();
     ranks_[i].report.phase = RankPhase::kWaiting;
   }
 }
@@ -114,9 +103,15 @@ bool ProcessRunner::Load(int index) {
   for (const char* of_run : {"kwargs", "argv", "nodeid", "next", "seed"}) frame.erase(of_run);
   frame["frame"] = "load";
   frame["id"] = id_;
+  if (server_->ComparesFiles()) frame["digests"] = true;
   rank.process->Send(frame);  // that it is lost shows as the end of the rank
   while (const auto answer = rank.process->Next()) {
     if (answer->value("id", Json()) != id_ || TextOf(*answer, "frame") != "report") continue;
+    if (const std::string different = server_->DifferentFile(*rank.process, answer->value("files", Json()));
+        !different.empty()) {
+      Fail(index, {{CPPOOL_INVALID_REQUEST, different}, "", FailureOrigin::kOwn}, "");
+      return false;
+    }
     rank.items = TextOf(*answer, "digest");
     {
       const std::lock_guard lock(mutex_);
@@ -314,22 +309,8 @@ void ProcessRunner::Abort(const std::string& reason) {
       if (IsDone(ranks_[i].report)) continue;
       ranks_[i].at_abort = now[i];
     }
-    server_->Kill(*ranks_[i].process, SIGKILL);
+    server_->Kill(*ranks_[i].process);
   }
-}
-
-ProcessRunner::Answer ProcessRunner::Ask(std::size_t index, bool stacks, Clock::time_point limit) const {
-  RankProcess& process = *ranks_[index].process;
-  Answer answer;
-  answer.place = process.Where();  // before a signal, which may wake it
-  if (auto told = process.AskStacks(limit)) {
-    answer.asked = true;
-    answer.stacks = std::move(*told);
-  } else if (stacks) {
-    server_->Kill(process, ForkServer::kStacksSignal);
-    answer.text = process.WaitForStacks(Clock::now() + kSignalLimit);
-  }
-  return answer;
 }
 
 std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
@@ -341,10 +322,16 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
   const auto limit = Clock::now() + kAskLimit;
   const auto self = shared_from_this();
   const auto answers = questions_.Ask(
-      [self, stacks, limit](std::size_t i) { return self->Ask(i, stacks, limit); },
+      [self, stacks, limit](std::size_t i) {
+        return self->server_->LookAt(*self->ranks_[i].process, stacks, limit);
+      },
       limit + (stacks ? kSignalLimit + std::chrono::milliseconds(50) : std::chrono::milliseconds(20)));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     RankReport& report = reports[i];
+    if (!IsDone(report) && (answers[i] ? !answers[i]->known : !report.node.empty())) {
+      report.phase = RankPhase::kUnknown;
+      continue;
+    }
     const RankProcess::Place place = answers[i] ? answers[i]->place : ranks_[i].process->Where();
     if (report.phase == RankPhase::kReady) report.awaits = meeting_->NotReady();
     report.iterations = place.iterations;
@@ -356,8 +343,8 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
     main.thread = 0;
     if (place.phase == RankProcess::Phase::kLoad) main.doing = "loading its code";
     if (place.phase == RankProcess::Phase::kReset) main.doing = "putting the state back";
-    if (!answers[i] || !answers[i]->asked) {
-      const std::string state = StateOf(ranks_[i].process->pid());
+    if (!answers[i] || !answers[i]->answered) {
+      const std::string state = answers[i] ? answers[i]->state : "";
       main.doing = state.empty() ? "it does not answer (C code holds the GIL?)" : state;
     } else {
       for (const Collective& own : CollectivesOf(answers[i]->stacks)) {
@@ -365,7 +352,7 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
         std::set<int> missing;
         for (std::size_t other = 0; other < answers.size(); ++other) {
           if (other == i) continue;
-          if (!answers[other] || !answers[other]->asked ||
+          if (!answers[other] || !answers[other]->answered ||
               LastIn(own.group, CollectivesOf(answers[other]->stacks)).number < own.number)
             missing.insert(static_cast<int>(other));
         }
@@ -381,7 +368,7 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
     }
     report.streams = {main};
     if (IsDone(report) || !answers[i]) continue;
-    if (answers[i]->asked)
+    if (answers[i]->answered)
       report.stacks = StacksOf(answers[i]->stacks);
     else if (!answers[i]->text.empty())
       report.stacks = StacksFrom(answers[i]->text);
@@ -390,8 +377,15 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
 }
 
 void ProcessRunner::MoveTrace(RunTrace& trace) {
-  for (std::size_t i = 0; i < ranks_.size(); ++i)
-    trace.ranks.push_back({devices_.at(i), std::move(ranks_[i].host), std::move(ranks_[i].trace)});
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const std::string node = ranks_[i].process->node();
+    if (const auto clock = trace.clocks.find(node); clock != trace.clocks.end())
+      for (HostSlice& slice : ranks_[i].host) {  // of the thread of this process that stands for the rank
+        slice.begin_ns += clock->second.offset_ns;
+        slice.end_ns += clock->second.offset_ns;
+      }
+    trace.ranks.push_back({devices_.at(i), node, std::move(ranks_[i].host), std::move(ranks_[i].trace)});
+  }
 }
 
 }  // namespace cppool::daemon

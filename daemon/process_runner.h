@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "daemon/ask_all.h"
-#include "daemon/fork_server.h"
 #include "daemon/prepare.h"
+#include "daemon/rank_process.h"
 #include "daemon/rank_runner.h"
 #include "daemon/rank_threads.h"
 
@@ -22,9 +22,9 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   // `threads` must outlive every thread that runs the case. `id`: of the frame `load`, and the
   // next number that of `run`; never used twice in a world. `tag` names the request in log lines. `devices`:
   // names, by rank.
-  ProcessRunner(RankThreads& threads, std::shared_ptr<ForkServer> server,
-                std::vector<std::shared_ptr<RankProcess>> ranks, std::vector<std::string> devices,
-                std::shared_ptr<const PreparedRun> prepared, std::uint64_t id, std::string tag);
+  ProcessRunner(RankThreads& threads, std::shared_ptr<RankServer> server, RankServer::Ranks ranks,
+                std::vector<std::string> devices, std::shared_ptr<const PreparedRun> prepared,
+                std::uint64_t id, std::string tag);
 
   const kernels::Place& place() const override { return place_; }
   void Start(std::shared_ptr<Meeting> meeting, Sink sink) override;
@@ -61,13 +61,6 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
     std::vector<HostSlice> host;
     kernels::RankTrace trace;
   };
-  struct Answer {
-    bool asked = false;  // its control thread has answered
-    protocol::Json stacks;
-    std::string text;  // faulthandler's
-    RankProcess::Place place;
-  };
-
   void RunRank(int rank);
   bool Load(int rank);
   bool HasSameItems(int rank) const;
@@ -82,13 +75,12 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   void SetPhase(int rank, RankPhase phase);
   bool failed(int rank) const;
   void Done(int rank);
-  Answer Ask(std::size_t rank, bool stacks, RankProcess::Clock::time_point limit) const;
 
   Rank& At(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   const Rank& At(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
   RankThreads& threads_;
-  const std::shared_ptr<ForkServer> server_;  // a question to a rank may outlive the run
+  const std::shared_ptr<RankServer> server_;  // a question to a rank may outlive the run
   const kernels::Place place_;
   const std::vector<std::string> devices_;
   const std::shared_ptr<const PreparedRun> prepared_;
@@ -97,7 +89,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   std::shared_ptr<Meeting> meeting_;
   Sink sink_;
   std::vector<Rank> ranks_;
-  mutable Questions<Answer> questions_;
+  mutable Questions<RankServer::Look> questions_;
   mutable std::mutex mutex_;
   std::string why_aborted_;  // under `mutex_`
 };

@@ -221,6 +221,7 @@ std::shared_ptr<const PreparedRun> ThreadRanks::PrepareRun(const protocol::RunRe
 RunResult ThreadRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string& tag,
                            Clock::time_point until, RunTrace* trace) {
   const protocol::RunRequest& request = *incoming->run();
+  CheckTrace(request.trace);
   if (trace) {
     trace->backend = world_.backend().name();
     trace->transport = world_.backend().transport();

@@ -43,6 +43,7 @@ class ThreadRanks : public Ranks {
     return CasesOf(request.load, {}, until);
   }
   void Validate(const protocol::RunRequest& request, Clock::time_point until) override {
+    CheckTrace(request.trace);
     PrepareRun(request, until);
   }
   protocol::RunResult Run(const protocol::RequestQueue::Entry& request, const std::string& tag,

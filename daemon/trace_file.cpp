@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <stdexcept>
 #include <string_view>
 #include <tuple>
 
@@ -90,10 +92,10 @@ class Writer {
   bool first_ = true;
 };
 
-std::vector<Event> ToEvents(const std::vector<HostSlice>& slices) {
+std::vector<Event> ToEvents(const std::vector<HostSlice>& slices, std::int64_t shift_ns = 0) {
   std::vector<Event> events;
   for (const HostSlice& slice : slices)
-    events.push_back({"daemon", slice.name, slice.begin_ns, slice.end_ns, 0, ""});
+    events.push_back({"daemon", slice.name, slice.begin_ns + shift_ns, slice.end_ns + shift_ns, 0, ""});
   return events;
 }
 
@@ -193,33 +195,38 @@ std::vector<Event> CallEvents(const RunTrace::Rank& rank) {
   return events;
 }
 
-Json About(const RunTrace& trace) {
+Json About(const RunTrace& trace, const std::string& node, const NodeClock& clock) {
   Json dropped = Json::array(), errors = Json::array();
   for (const auto& rank : trace.ranks) {
     dropped.push_back(rank.work.dropped);
     errors.push_back(rank.work.clock_error_us);
   }
-  return {{"program", "cppoold " + trace.version},
-          {"request", trace.request},
-          {"case", trace.case_name},
-          {"world_size", trace.ranks.size()},
-          {"backend", trace.backend},
-          {"transport", trace.transport},
-          {"begin_monotonic_ns", trace.begin_ns},
-          {"clock_error_us", std::move(errors)},
-          {"most_slices", trace.limit},
-          {"dropped_slices", std::move(dropped)}};
+  Json about = {{"program", "cppoold " + trace.version},
+                {"request", trace.request},
+                {"case", trace.case_name},
+                {"world_size", trace.ranks.size()},
+                {"backend", trace.backend},
+                {"transport", trace.transport},
+                {"begin_monotonic_ns", trace.begin_ns + clock.offset_ns},
+                {"clock_error_us", std::move(errors)},
+                {"most_slices", trace.limit},
+                {"dropped_slices", std::move(dropped)}};
+  if (!node.empty())
+    about.update(
+        {{"node", node}, {"clock_offset_ns", clock.offset_ns}, {"clock_offset_error_ns", clock.error_ns}});
+  return about;
 }
 
-}  // namespace
-
-void WriteTrace(const std::string& path, const RunTrace& trace) {
-  Writer writer(path, trace.begin_ns);
-  writer.Begin(About(trace));
-  writer.Process(kDaemonProcess, "cppoold", "");
-  writer.Track(kDaemonProcess, 1, "requests", ToEvents(trace.host));
+// The ranks of one node; empty: of all.
+void WriteTrace(const std::string& path, const RunTrace& trace, const std::string& node,
+                const NodeClock& clock) {
+  Writer writer(path, trace.begin_ns + clock.offset_ns);
+  writer.Begin(About(trace, node, clock));
+  writer.Process(kDaemonProcess, "cppoold", node.empty() ? "" : "the head, by this node's clock");
+  writer.Track(kDaemonProcess, 1, "requests", ToEvents(trace.host, clock.offset_ns));
   for (std::size_t r = 0; r < trace.ranks.size(); ++r) {
     const RunTrace::Rank& rank = trace.ranks[r];
+    if (!node.empty() && rank.node != node) continue;
     const int pid = kDaemonProcess + 1 + static_cast<int>(r);
     writer.Process(pid, "rank " + std::to_string(r), rank.device);
     writer.Track(pid, 1, "calls of the host", CallEvents(rank));
@@ -230,6 +237,63 @@ void WriteTrace(const std::string& path, const RunTrace& trace) {
     }
   }
   writer.End();
+}
+
+std::string PathOfNode(const std::filesystem::path& path, std::string node) {
+  for (char& c : node)
+    if (c == '/' || c == ':') c = '-';
+  return (path.parent_path() / (path.stem().string() + "." + node + path.extension().string())).string();
+}
+
+}  // namespace
+
+void WriteTrace(const std::string& path, const RunTrace& trace) {
+  if (trace.clocks.empty()) WriteTrace(path, trace, "", {});
+  for (const auto& [node, clock] : trace.clocks) WriteTrace(PathOfNode(path, node), trace, node, clock);
+}
+
+Json ToJson(const RunTrace::Rank& rank) {
+  Json host = Json::array(), slices = Json::array();
+  for (const HostSlice& slice : rank.host) host.push_back({slice.name, slice.begin_ns, slice.end_ns});
+  for (const TraceSlice& slice : rank.work.slices)
+    slices.push_back({static_cast<int>(slice.kind), slice.track, slice.name, slice.iteration, slice.begin_ns,
+                      slice.end_ns, slice.unfinished, slice.peer, slice.ranks, slice.bytes});
+  return {{"device", rank.device},
+          {"host", std::move(host)},
+          {"streams", rank.work.streams},
+          {"names", rank.work.names},
+          {"slices", std::move(slices)},
+          {"dropped", rank.work.dropped},
+          {"clock_error_us", rank.work.clock_error_us}};
+}
+
+RunTrace::Rank TraceRankFrom(const Json& json) {
+  RunTrace::Rank rank;
+  rank.device = json.at("device");
+  for (const Json& slice : json.at("host")) rank.host.push_back({slice.at(0), slice.at(1), slice.at(2)});
+  rank.work.streams = json.at("streams").get<std::vector<std::string>>();
+  rank.work.names = json.at("names").get<std::vector<std::string>>();
+  rank.work.dropped = json.at("dropped");
+  rank.work.clock_error_us = json.at("clock_error_us");
+  for (const Json& each : json.at("slices")) {
+    TraceSlice slice;
+    const int kind = each.at(0);
+    if (kind < 0 || kind > static_cast<int>(TraceSlice::Kind::kCall))
+      throw std::runtime_error("no kind of slice");
+    slice.kind = static_cast<TraceSlice::Kind>(kind);
+    slice.track = each.at(1);
+    slice.name = each.at(2);
+    slice.iteration = each.at(3);
+    slice.begin_ns = each.at(4);
+    slice.end_ns = each.at(5);
+    slice.unfinished = each.at(6);
+    slice.peer = each.at(7);
+    slice.ranks = each.at(8);
+    slice.bytes = each.at(9);
+    rank.work.names.at(static_cast<std::size_t>(slice.name));
+    rank.work.slices.push_back(slice);
+  }
+  return rank;
 }
 
 std::string DescribeDropped(const RunTrace& trace) {

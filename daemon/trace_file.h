@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/trace.h"
+#include "protocol/json_text.h"
 
 namespace cppool::daemon {
 
@@ -41,9 +43,15 @@ class HostScope {
   const std::int64_t begin_ns_;
 };
 
+// How the monotonic clock of another machine stands to this one's.
+struct NodeClock {
+  std::int64_t offset_ns = 0;  // what a time of this machine must be given to be one of the other
+  std::int64_t error_ns = 0;   // at most: half of the fastest of several questions with their answers
+};
+
 struct RunTrace {
   struct Rank {
-    std::string device;
+    std::string device, node;
     std::vector<HostSlice> host;  // work on the rank's thread
     kernels::RankTrace work;
   };
@@ -52,10 +60,17 @@ struct RunTrace {
   std::int64_t begin_ns = 0;             // when the request was taken up: 0 in the file
   std::vector<HostSlice> host;           // work on the daemon's main thread
   std::vector<Rank> ranks;
+  // By node: the times of its ranks are those of its clock. Empty: all ranks are here.
+  std::map<std::string, NodeClock> clocks;
 };
 
-// Writes the file whole, or throws base::FileError and leaves none.
+// Writes the file whole, or throws base::FileError and leaves none. With `clocks`, a file for each node,
+// which has the node's times: "x.NODE.json" for "x.json".
 void WriteTrace(const std::string& path, const RunTrace& trace);
+
+// A rank's part, between processes. TraceRankFrom throws std::exception for anything else.
+protocol::Json ToJson(const RunTrace::Rank& rank);
+RunTrace::Rank TraceRankFrom(const protocol::Json& json);
 
 // Says for people what the trace lacks; empty: nothing.
 std::string DescribeDropped(const RunTrace& trace);

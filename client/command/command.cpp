@@ -80,14 +80,7 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
   app.add_option("--devices", arguments->devices,
                  "GPUs to use, N,M,...: indices or UUIDs, as in CUDA_VISIBLE_DEVICES; auto is then cuda")
       ->delimiter(',');
-  app.add_option_function<std::string>(
-         "--launch", [arguments](const std::string& words) { arguments->launch = words; },
-         "Ranks are on several machines, in agents that this launcher starts: \"srun -N 2 "
-         "--ntasks-per-node=1\", \"mpirun -N 1 --hostfile hosts -x CPPOOL_SECRET\"")
-      ->check([](const std::string& words) {
-        return words.find_first_not_of(" \t\n") != std::string::npos ? "" : "give the words of a launcher";
-      })
-      ->type_name("WORDS");
+  AddLaunch(app, &arguments->launch);
   app.add_option("--daemon", arguments->daemon,
                  "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
   AddRepeatable(app, "--load", &arguments->libraries,
@@ -102,6 +95,17 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
       ->envname("CPPOOL_ATTACH")
       ->check(IsServer)
       ->type_name("[SOCKET]");
+}
+
+void AddLaunch(CLI::App& app, std::optional<std::string>* launch) {
+  app.add_option_function<std::string>(
+         "--launch", [launch](const std::string& words) { *launch = words; },
+         "Ranks are on several machines, in agents that this launcher starts: \"srun -N 2 "
+         "--ntasks-per-node=1\", \"mpirun -N 1 --hostfile hosts -x CPPOOL_SECRET\"")
+      ->check([](const std::string& words) {
+        return words.find_first_not_of(" \t\n") != std::string::npos ? "" : "give the words of a launcher";
+      })
+      ->type_name("WORDS");
 }
 
 std::string IsServer(const std::string& attach) try {

@@ -75,6 +75,8 @@ std::string IsUtf8(const std::string& text);
 // Likewise refuses what no server can listen at: the values of PoolOptions::attach, or "".
 std::string IsServer(const std::string& attach);
 
+void AddLaunch(CLI::App& app, std::optional<std::string>* launch);
+
 // Likewise refuses a path that is empty.
 std::string IsPath(const std::string& text);
 

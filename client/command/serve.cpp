@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 
 #include "base/poll_timeout.h"
@@ -29,6 +30,7 @@ constexpr std::chrono::seconds kDaemonsEnd{60};  // when it stops
 struct ServerArguments {
   std::string socket = "default";
   double idle_exit = kIdleExit;
+  std::optional<std::string> launch;
   bool json = false;
 };
 
@@ -60,7 +62,8 @@ int Serve(const ServerArguments& arguments, const Streams& streams) {
       },
       [] {});
   try {
-    const auto server = std::make_unique<server::Server>(path, ToMilliseconds(arguments.idle_exit));
+    const auto server =
+        std::make_unique<server::Server>(path, ToMilliseconds(arguments.idle_exit), arguments.launch);
     {
       const std::lock_guard lock(mutex);
       listening = server.get();
@@ -181,6 +184,7 @@ void AddServe(CLI::App& app, const Streams& streams, int* exit_code) {
                                 "A daemon ends after so long without a request, and the server after so long "
                                 "without a client")
                          ->capture_default_str();
+                     AddLaunch(serve, &arguments->launch);
                    });
   AddServerCommand(app, streams, exit_code, "ps", "Says what the pools of a server are and do", Ps,
                    [](CLI::App& ps, ServerArguments* arguments) {

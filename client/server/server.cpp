@@ -38,23 +38,25 @@ std::string RefusalLine(const std::string& why) {
   return protocol::JsonText({{"ok", false}, {"error", why}}) + "\n";
 }
 
-void ForgetEnvironmentOfPools() {
+// `launched`: the server has a launcher, and so the address that agents connect to.
+void ForgetEnvironmentOfPools(bool launched) {
   std::vector<std::string> names;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
-    if (const auto name = text.substr(0, text.find('=')); client::IsOfPool(name)) names.emplace_back(name);
+    const auto name = text.substr(0, text.find('='));
+    if (client::IsOfPool(name) && !(launched && name == "CPPOOL_HEAD_ADDRESS")) names.emplace_back(name);
   }
   for (const std::string& name : names) unsetenv(name.c_str());
 }
 
 }  // namespace
 
-Server::Server(std::string path, std::chrono::milliseconds idle_exit)
-    : path_(std::move(path)), idle_exit_(idle_exit), pools_(idle_exit) {
+Server::Server(std::string path, std::chrono::milliseconds idle_exit, std::optional<std::string> launch)
+    : path_(std::move(path)), idle_exit_(idle_exit), launch_(std::move(launch)), pools_(idle_exit) {
   const sockaddr_un address = client::SocketAddress(path_);
   client::MakeSocketFolder(path_);
   client::CheckSocketFolder(path_);
-  ForgetEnvironmentOfPools();
+  ForgetEnvironmentOfPools(launch_.has_value());
   // Whoever has the lock is the server. It ends with its process, however that ends, and its file stays:
   // removing it would let two processes lock two files of one name.
   const std::string lock = path_ + ".lock";

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -18,9 +19,10 @@ namespace cppool::server {
 class Server : public Host {
  public:
   // Listens at `path`, also where a server that crashed has left its socket. Takes the variables that are a
-  // part of a pool's identity out of this process's environment: they are the clients'. Throws
-  // std::runtime_error when another server runs there, or it cannot listen.
-  Server(std::string path, std::chrono::milliseconds idle_exit);
+  // part of a pool's identity out of this process's environment: they are the clients'. `launch`: of pools
+  // whose client names no launcher. Throws std::runtime_error when another server runs there, or it cannot
+  // listen.
+  Server(std::string path, std::chrono::milliseconds idle_exit, std::optional<std::string> launch);
   ~Server() override;
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -40,12 +42,14 @@ class Server : public Host {
   ServedPools& pools() override { return pools_; }
   Json Describe() override;
   bool stopping() const override { return stopping_; }
+  const std::optional<std::string>& launch() const override { return launch_; }
   void Accept();
   void Reap(bool all);
   void Wake() const;
 
   const std::string path_;
   const std::chrono::milliseconds idle_exit_;
+  const std::optional<std::string> launch_;
   const Clock::time_point started_ = Clock::now();
   base::UniqueFd lock_, wake_, socket_;
   std::atomic<bool> stopping_{false};

@@ -223,7 +223,7 @@ void Session::Begin(const std::string& line) {
     if (wanted.contains("id")) id = wanted["id"];
     const Json op = wanted.value("op", Json());
     if (op == "attach") {
-      wanted_ = client::ReadAttachLine(wanted);
+      wanted_ = client::ReadAttachLine(wanted, host_.launch());
       pool_ = host_.pools().At(wanted_);
       answer = {{"pid", getpid()}, {"features", client::kServerFeatures}};
     } else if (op == "ps") {

@@ -32,6 +32,7 @@ class Host {
   virtual Json Describe() = 0;  // the answer to `ps`
   virtual void Stop() = 0;      // any thread; does not wait
   virtual bool stopping() const = 0;
+  virtual const std::optional<std::string>& launch() const = 0;  // of pools whose client names no launcher
 };
 
 class Session : private Caller {

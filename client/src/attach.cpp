@@ -113,7 +113,7 @@ Json AttachLine(const PoolOptions& options) {
           {"queue_limit_ms", options.queue_limit.count()}};
 }
 
-Attachment ReadAttachLine(const Json& line) {
+Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& launch) {
   std::vector<std::string> needs, lacks;
   if (line.contains("needs") && line["needs"].is_array())
     for (const Json& need : line["needs"])
@@ -141,6 +141,7 @@ Attachment ReadAttachLine(const Json& line) {
   pool = Json::object();
   members.Take("pool", &pool);
   members.End();
+  if (launch && pool.value("launch", Json()).is_null()) pool["launch"] = *launch;
   result.pool = PoolOptionsFromJson(pool);
   if (result.sentinel.find('\n') != std::string::npos)
     throw std::invalid_argument("sentinel: an answer is one line");

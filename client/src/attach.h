@@ -5,6 +5,7 @@
 #include <sys/un.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,7 +41,8 @@ struct Attachment {
 };
 // The line of a client with these options, without an id.
 Json AttachLine(const PoolOptions& options);
-// Throws std::invalid_argument that says what is wrong, or which features the server lacks.
-Attachment ReadAttachLine(const Json& line);
+// `launch`: where the client names no launcher. Throws std::invalid_argument that says what is wrong, or
+// which features the server lacks.
+Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& launch);
 
 }  // namespace cppool::client

@@ -23,6 +23,7 @@
 #include "daemon/machines/gather.h"
 #include "daemon/machines/handshake.h"
 #include "daemon/machines/library_frames.h"
+#include "daemon/machines/process_agent.h"
 #include "daemon/machines/remote_meeting.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
@@ -72,7 +73,8 @@ class Agent {
       _exit(kCannotGoOn);                               // ranks may be stuck in their start
     }
     for (Json job = NextJob(); job.at("frame") != "close"; job = NextJob()) Do(job);
-    return world_->Close() ? 0 : kCannotGoOn;
+    if (processes_) processes_->Close();
+    return !world_ || world_->Close() ? 0 : kCannotGoOn;
   }
 
  private:
@@ -115,7 +117,13 @@ class Agent {
     const auto started = Clock::now();
     const int world_size = frame.at("world_size"), agents = frame.at("agents"), index = frame.at("index");
     const kernels::Place place(world_size, world_size / agents * index, world_size / agents);
+    const auto backend = static_cast<BackendChoice>(frame.at("backend").get<int>());
     SetUpLog(frame.at("log_level"));
+    if (frame.value("python", false)) {
+      processes_.emplace(*socket_, place, index, backend);
+      socket_->Send({{"frame", "ready"}});
+      return;
+    }
     const auto exchange = [this](const char* what) -> kernels::Exchange {
       return [this, what](const std::string& own) {
         socket_->Send({{"frame", "exchange"}, {"what", what}, {"data", own}});
@@ -131,8 +139,7 @@ class Agent {
                      {"shape", {news.shape.size, news.shape.stride}}});
     };
     world_ = std::make_unique<World>(ChooseBackend(
-        static_cast<BackendChoice>(frame.at("backend").get<int>()),
-        static_cast<kernels::Transport>(frame.at("transport").get<int>()), place,
+        backend, static_cast<kernels::Transport>(frame.at("transport").get<int>()), place,
         [&] { return kernels::ConnectGloo(index, agents, socket_->own_address(), exchange("gloo")); },
         {exchange("nccl"), tell}));
     world_->Open(Clock::now() + kOpenLimit);
@@ -159,6 +166,11 @@ class Agent {
   // On the reading thread.
   void Take(Json frame) {
     const std::string name = frame.at("frame");
+    if (processes_ && processes_->Take(frame)) return;
+    if (name == "clock") {
+      socket_->Send({{"frame", "answer"}, {"ask", frame.at("ask")}, {"ns", kernels::TraceClockNs()}});
+      return;
+    }
     if (name == "met") {
       if (const auto meeting = Meeting()) meeting->Take(frame);
     } else if (name == "abort") {
@@ -193,11 +205,17 @@ class Agent {
     const std::string name = job.at("frame");
     if (name == "run" || name == "probe") return Start(job);
     if (name == "trim") return ranks_->WhileIdle();
-    world_->threads().Wait();  // all ranks have reported: no rank has more than its return to do
+    if (world_) world_->threads().Wait();  // all ranks have reported: no rank has more than its return to do
     Json answer = {{"frame", "answer"}, {"ask", job.at("ask")}};
     try {
+      if (processes_) processes_->Do(job, answer);
       if (name == "prepare") Prepare(job, answer);
       if (name == "finish") Finish(job, answer);
+      if (name == "trace") {
+        if (trace_.ranks.empty()) Runner()->MoveTrace(trace_);
+        const int index = job.at("rank").get<int>() - world_->place().first;
+        answer["trace"] = ToJson(std::exchange(trace_.ranks.at(static_cast<std::size_t>(index)), {}));
+      }
       if (name == "memory") answer["memory"] = ranks_->Memory();
       if (name == "cases")
         answer["cases"] = ranks_->CasesOf(job.at("load").get<std::vector<std::string>>(),
@@ -211,6 +229,9 @@ class Agent {
       answer["error"] = refusal.what();
     } catch (const protocol::InvalidRequest& error) {
       answer["kind"] = ToString(FailureKind::kInvalidRequest);
+      answer["error"] = error.what();
+    } catch (const StartError& error) {
+      answer["kind"] = ToString(error.kind());
       answer["error"] = error.what();
     } catch (const kernels::RuntimeError& error) {
       answer["kind"] = ToString(ToFailureKind(error.status()));
@@ -251,6 +272,7 @@ class Agent {
       runner = runner_;
     }
     if (probe) return runner->StartProbe(meeting, job.at("round"), sink);
+    trace_ = {};
     ranks_->BeginRun();
     runner->Start(meeting, sink);
   }
@@ -311,8 +333,10 @@ class Agent {
   UnderWay under_way_;
   std::unique_ptr<World> world_;
   std::unique_ptr<ThreadRanks> ranks_;
+  std::optional<ProcessAgent> processes_;  // instead of both
   LibraryReceiver library_;
-  std::shared_ptr<const PreparedRun> prepared_;  // of the main thread
+  std::shared_ptr<const PreparedRun> prepared_;  // of the main thread, as the next one
+  RunTrace trace_;                               // of the latest run, once it was asked for
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Json> jobs_;

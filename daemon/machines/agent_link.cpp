@@ -34,6 +34,11 @@ void AgentLink::Take(Json frame) {
     return;
   }
   if (name == "tell") return events_.tell(frame);
+  if (name == "of_rank" || name == "ended") {
+    const std::lock_guard following(following_);
+    if (follow_) follow_(&frame);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   if (name == "answer") {
     const auto asked = answers_.find(frame.value("ask", std::uint64_t{0}));
@@ -60,7 +65,16 @@ void AgentLink::BeGone(const std::string& why) {
     gone_ = why;
     changed_.notify_all();
   }
+  {
+    const std::lock_guard following(following_);
+    if (follow_) follow_(nullptr);
+  }
   if (events_.gone) events_.gone();
+}
+
+void AgentLink::Follow(std::function<void(Json*)> follow) {
+  const std::lock_guard following(following_);
+  follow_ = std::move(follow);
 }
 
 bool AgentLink::Wait(std::unique_lock<std::mutex>& lock, Clock::time_point until,

@@ -53,6 +53,9 @@ class AgentLink {
   void BeginRun(std::uint64_t run);
   // The next frame of the rank. Nothing: it has gone.
   std::optional<Json> NextOf(int rank);
+  // From now on frames of Python ranks are handed to this function and to no other, and NULL when the agent
+  // has gone; on the reading thread.
+  void Follow(std::function<void(Json* frame)> follow);
   // Why it has gone, for people; empty: it has not.
   std::string Gone() const;
   // What its crash reporter has said before: the frame `crash`.
@@ -76,6 +79,8 @@ class AgentLink {
   std::vector<std::deque<Json>> of_rank_;
   std::optional<Json> crash_, unstarted_;
   std::string gone_;
+  std::mutex following_;  // held while the next one is called
+  std::function<void(Json*)> follow_;
 };
 
 }  // namespace cppool::daemon

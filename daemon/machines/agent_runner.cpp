@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "daemon/machines/agents.h"
 #include "kernels/error.h"
 
 namespace cppool::daemon {
@@ -12,6 +13,7 @@ using protocol::Json;
 using Clock = AgentLink::Clock;
 
 constexpr std::chrono::milliseconds kSnapshotLimit{350};
+constexpr std::chrono::seconds kTraceLimit{10};
 constexpr std::chrono::milliseconds kAnswerTime{100};    // beside the limit of what an agent is asked to do
 constexpr std::chrono::milliseconds kLauncherTime{200};  // for its end, which may say why an agent has gone
 
@@ -128,6 +130,17 @@ void AgentRunner::Recover(std::chrono::milliseconds limit) {
 void AgentRunner::Abort(const std::string& reason) { agent_.Send({{"frame", "abort"}, {"reason", reason}}); }
 
 void AgentRunner::Profile(bool begin) { agent_.Send({{"frame", "profile"}, {"begin", begin}}); }
+
+void AgentRunner::MoveTrace(RunTrace& trace) {
+  for (int i = 0; i < place().ranks; ++i) {
+    const auto answer =
+        agent_.Ask({{"frame", "trace"}, {"rank", place().first + i}}, Clock::now() + kTraceLimit);
+    if (!answer || !answer->contains("trace"))
+      throw Agents::Lost(agent_.Name() + " has not sent its trace", agent_.node());
+    trace.ranks.push_back(TraceRankFrom(answer->at("trace")));
+    trace.ranks.back().node = agent_.node();
+  }
+}
 
 std::vector<RankReport> AgentRunner::Snapshots(bool stacks) const {
   std::vector<RankReport> reports(static_cast<std::size_t>(place().ranks));

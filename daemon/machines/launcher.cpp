@@ -117,6 +117,7 @@ std::optional<std::string> Launcher::Ended(Clock::time_point limit) {
 void Launcher::End(Clock::time_point limit) {
   if (!Ended(limit)) {
     kill(-pid_, SIGTERM);
+    kill(-pid_, SIGCONT);  // what is stopped takes it then
     Ended(Clock::now() + kTerminationLimit);
   }
   kill(-pid_, SIGKILL);  // what it has left, stopped processes too

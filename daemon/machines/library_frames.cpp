@@ -19,21 +19,15 @@ using protocol::Json;
 constexpr std::size_t kPart = std::size_t{3} << 20;  // bytes of a frame, before they become text
 constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
+// The bytes that had this digest; those of now, where nobody has them any more.
 std::string ContentOf(const std::string& file, const std::string& wanted) {
-  try {
-    // Another daemon may have made a copy of what the file was.
-    const base::FileCache copies("libraries", {256, std::uint64_t{2} << 30});
-    if (const auto copy =
-            wanted.empty() ? std::nullopt : copies.Read(base::FileCache::Name(file, wanted, ".so")))
-      if (base::Digest(*copy) == wanted) return *copy;
-    std::string bytes = base::ReadWhole(file).bytes;
-    CheckElf(file, bytes);
-    return bytes;
-  } catch (const base::FileError& error) {
-    throw Refusal(protocol::FailureKind::kInvalidRequest, error.what());
-  } catch (const LibraryError& error) {
-    throw Refusal(protocol::FailureKind::kInvalidRequest, error.what());
-  }
+  // Another daemon may have made a copy of what the file was.
+  const base::FileCache copies("libraries", {256, std::uint64_t{2} << 30});
+  if (const auto copy = copies.Read(base::FileCache::Name(file, wanted, ".so")))
+    if (base::Digest(*copy) == wanted) return *copy;
+  std::string bytes = base::ReadWhole(file).bytes;
+  CheckElf(file, bytes);
+  return bytes;
 }
 
 }  // namespace
@@ -41,14 +35,11 @@ std::string ContentOf(const std::string& file, const std::string& wanted) {
 std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::string>& files,
                                                        std::map<std::string, std::string> digests,
                                                        const std::vector<std::unique_ptr<AgentLink>>& agents,
-                                                       std::chrono::steady_clock::time_point until) {
+                                                       std::chrono::steady_clock::time_point until) try {
   for (const std::string& file : files) {
     std::string& digest = digests[file];
     std::optional<std::string> bytes;
-    if (digest.empty()) {
-      bytes = ContentOf(file, "");
-      digest = base::Digest(*bytes);
-    }
+    if (digest.empty()) digest = digests_.Of(file);
     for (const auto& agent : agents) {
       if (!sent_.insert({agent.get(), digest}).second) continue;
       // Nothing, to begin with: it may have a copy.
@@ -76,6 +67,10 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
     }
   }
   return digests;
+} catch (const base::FileError& error) {
+  throw Refusal(protocol::FailureKind::kInvalidRequest, error.what());
+} catch (const LibraryError& error) {
+  throw Refusal(protocol::FailureKind::kInvalidRequest, error.what());
 }
 
 Json LibraryReceiver::Take(const Json& frame, LibraryStore& store) {

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_cache.h"
+#include "daemon/library.h"
 #include "daemon/library_store.h"
 #include "daemon/machines/agent_link.h"
 
@@ -28,6 +30,7 @@ class LibrarySender {
                                           std::chrono::steady_clock::time_point until);
 
  private:
+  base::FileDigests digests_{LibraryDigest};
   std::set<std::pair<const AgentLink*, std::string>> sent_;  // digests
 };
 

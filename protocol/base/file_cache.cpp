@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kLargest = std::uint64_t{2} << 30;
 constexpr std::int64_t kSettledNs = 2'000'000'000;  // more than the clock of any file system counts in
+constexpr std::size_t kMostDigests = 4096;
 constexpr std::chrono::minutes kKeptLongEnough{10};
 // The std::regex in Entries() has the same characters.
 constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.+-";
@@ -192,6 +193,28 @@ WholeFile ReadWhole(const std::string& path) {
   clock_gettime(CLOCK_REALTIME, &now);
   file.settled = Nanoseconds(now) - file.identity.changed_ns > kSettledNs;
   return file;
+}
+
+std::string FileDigests::Known(const std::string& path) const {
+  const FileIdentity identity = IdentityOf(path);
+  const std::lock_guard lock(mutex_);
+  const auto known = known_.find(path);
+  return known != known_.end() && known->second.first == identity ? known->second.second : "";
+}
+
+FileDigests::Content FileDigests::Read(const std::string& path) {
+  WholeFile file = ReadWhole(path);
+  std::string digest = digest_(path, file.bytes);
+  const std::lock_guard lock(mutex_);
+  known_.erase(path);
+  if (known_.size() >= kMostDigests) known_.clear();
+  if (file.settled) known_.emplace(path, std::pair(file.identity, digest));
+  return {std::move(file.bytes), std::move(digest)};
+}
+
+std::string FileDigests::Of(const std::string& path) {
+  std::string known = Known(path);
+  return known.empty() ? Read(path).digest : known;
 }
 
 std::string CacheFolder() {

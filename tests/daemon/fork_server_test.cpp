@@ -96,13 +96,16 @@ TEST_CASE("Python ranks run, are where they say, write lines, and are replaced")
     std::thread stuck([&] { CHECK(Call(*world.ranks[1], cases, "stays", 7).is_null()); });
     CHECK(Eventually([&] { return world.ranks[1]->Where().stage == "here/there"; }));
     CHECK(world.ranks[1]->Where().phase == RankProcess::Phase::kCase);
-    const auto stacks = world.ranks[1]->AskStacks(Soon());
-    REQUIRE(stacks);
-    CHECK_THAT(stacks->dump(), ContainsSubstring("cases.py:7 stays"));
-    kill(world.ranks[1]->pid(), SIGSTOP);
-    CHECK(
-        Eventually([&] { return !world.ranks[1]->AskStacks(Clock::now() + std::chrono::milliseconds(50)); }));
-    server.Kill(*world.ranks[1], SIGKILL);
+    const auto look = server.LookAt(*world.ranks[1], false, Soon());
+    REQUIRE(look.answered);
+    CHECK_THAT(look.stacks.dump(), ContainsSubstring("cases.py:7 stays"));
+    kill(world.ready[1].at("pid"), SIGSTOP);
+    CHECK(Eventually([&] {
+      const auto stopped =
+          server.LookAt(*world.ranks[1], false, Clock::now() + std::chrono::milliseconds(50));
+      return !stopped.answered && stopped.state == "it is stopped";
+    }));
+    server.Kill(*world.ranks[1]);
     stuck.join();
     CHECK_THAT(world.ranks[1]->End().value_or(""), ContainsSubstring("killed by signal 9"));
     CHECK(world.ranks[1]->Where().stage == "here/there");  // of a rank that is no more
@@ -126,7 +129,8 @@ TEST_CASE("the end of a fork server ends its Python ranks") {
   ForkServer server(WithPython(), Soon());
   const auto world = server.Fork(2, "none", Soon());
   std::string stat;
-  std::getline(std::ifstream("/proc/" + std::to_string(world.ranks[0]->pid()) + "/stat"), stat);
+  std::getline(std::ifstream("/proc/" + std::to_string(world.ready[0].at("pid").get<pid_t>()) + "/stat"),
+               stat);
   const int parent = std::stoi(stat.substr(stat.rfind(") ") + 4));
   kill(parent, SIGKILL);
   for (const auto& rank : world.ranks) {

@@ -9,8 +9,9 @@ import os
 import subprocess
 import unittest
 
+import machines_support
 import machines_test
-from machines_test import Case
+from machines_support import Case
 
 # NCCL's way is its own choice, or its network, as between machines.
 NETWORK = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
@@ -19,7 +20,7 @@ CELLS = [{"cp_comm_type": "p2p"}, {"cp_comm_type": "all_gather", "attn_mask_type
          {"cp_comm_type": "p2p", "attn_bias_type": "post_scale_bias", "bias_shape": "1hss"},
          {"cp_comm_type": "all_gather", "qkv_format": "thd", "attn_mask_type": "padding_causal"}]
 
-machines_test.SCRIPT = """#!/bin/sh
+machines_support.SCRIPT = """#!/bin/sh
 agents=$1; shift
 for index in $(seq 0 $((agents - 1))); do CUDA_VISIBLE_DEVICES=${GPU:-$index} CPPOOL_AGENTS=$agents CPPOOL_AGENT_INDEX=$index "$@" & done
 wait

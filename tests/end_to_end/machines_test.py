@@ -5,159 +5,44 @@
 
 LIBRARY has a case of the name "odd".
 """
-import json
 import os
-import queue
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 import unittest
 
-SCRIPT = """#!/bin/sh
-agents=$1; shift
-for index in $(seq 0 $((agents - 1))); do CPPOOL_AGENTS=$agents CPPOOL_AGENT_INDEX=$index "$@" & done
-wait
-"""
+from machines_support import SMALL, Case, Head, rank_list
+
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SECRET"
-SMALL = {"max_seqlen_q": 128, "num_heads": 4, "deterministic": True}
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
-
-def rank_list(first, end):
-    """As messages list so many ranks: "rank 1", "ranks 2 and 3"."""
-    return f"rank {first}" if end - first == 1 else f"ranks {first} and {end - 1}"
-
-
-class Head:
-    """A cppoold over pipes. `mark` is in the environment of all that it starts."""
-    def __init__(self, launch, world_size=4, options=(), environment=(), backend="host"):
-        self.mark = f"CPPOOL_TEST_MARK={os.getpid()}.{time.monotonic_ns()}"
-        name, _, value = self.mark.partition("=")
-        command = [DAEMON, f"--world-size={world_size}", f"--backend={backend}", "--sentinel=", "--log-level=info", "--allow-faults", *options]
-        if launch is not None:
-            command.append(f"--launch={launch}")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", **dict(environment), name: value})
-        self.lines, self.stderr = queue.Queue(), []
-        self.threads = [threading.Thread(target=self.read), threading.Thread(target=self.read_stderr)]
-        for thread in self.threads:
-            thread.start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put(None)
-
-    def read_stderr(self):
-        for line in self.process.stderr:
-            self.stderr.append(line)
-
-    def send(self, **request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, seconds=30):
-        line = self.lines.get(timeout=seconds)
-        if line is None:
-            raise AssertionError("the daemon has closed stdout:\n" + "".join(self.stderr[-40:]))
-        return json.loads(line)
-
-    def ask(self, seconds=30, **request):
-        self.send(**request)
-        return self.answer(seconds)
-
-    def run(self, params=None, **request):
-        return self.ask(op="run", params={**SMALL, **(params or {})}, **request)
-
-    def nodes(self):
-        return self.ask(op="hello")["nodes"]
-
-    def marked(self):
-        """The pids of all living processes that it has started, itself too."""
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    if self.mark.encode() in file.read().split(b"\0"):
-                        found.append(int(pid))
-            except OSError:
-                pass
-        return found
-
-    def end(self, seconds=20):
-        if not self.process.stdin.closed:
-            try:
-                self.process.stdin.close()
-            except BrokenPipeError:
-                pass
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        finally:
-            self.left = []
-            for _ in range(100):
-                self.left = self.marked()
-                if not self.left:
-                    break
-                time.sleep(0.1)
-            for pid in self.left:
-                os.kill(pid, signal.SIGKILL)
-            for thread in self.threads:
-                thread.join()
-            self.process.stdout.close()
-            self.process.stderr.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.end()
+# Takes the words of an agent, and greets as one of another version.
+LIAR = """import hashlib, hmac, json, os, socket, sys
+host, _, port = sys.argv[-1].partition(":")
+file = socket.create_connection((host, int(port))).makefile("rw")
+nonce, own = json.loads(file.readline())["nonce"], "0" * 64
+proof = hmac.new(os.environ["CPPOOL_SECRET"].encode(), f"agent {nonce} {own}".encode(), hashlib.sha256).hexdigest()
+about = {"version": "0.0.1+0123456789ab", "node": "old", "pid": os.getpid(), "index": 0, "agents": 1}
+file.write(json.dumps({"frame": "agent", "nonce": own, "proof": proof, **about}) + "\\n")
+file.flush()
+file.readline()
+file.readline()
+"""
 
 
-class Case(unittest.TestCase):
-    # Other worlds for machines_gpu_test.py. A fault or a kill hits a rank of the second of two agents.
-    backend, world_size, most_agents, fault_rank = "host", 4, 4, 2
-    environment, params = {}, {}
+class Threads(Case):
+    def head(self, agents=2, world_size=None, options=(), **more):
+        return super().head(agents, world_size, options=["--allow-faults", *options], **more)
 
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.script = os.path.join(cls.folder.name, "launch")
-        with open(cls.script, "w") as file:
-            file.write(SCRIPT)
-        os.chmod(cls.script, 0o700)
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
-
-    def launch(self, agents):
-        return f"'{self.script}' {agents}"
-
-    def head(self, agents=2, world_size=None, environment=(), **options):
-        head = Head(None if agents is None else self.launch(agents), world_size or self.world_size, backend=self.backend,
-                    environment={**self.environment, **dict(environment)}, **options)
-        self.addCleanup(self.check_end, head)
-        return head
-
-    def check_end(self, head):
-        if head.process.poll() is None or not hasattr(head, "left"):
-            head.end()
-        self.assertEqual(head.left, [], "processes were left behind")
-
+class Worlds(Threads):
     def digests(self, answer):
         self.assertTrue(answer["ok"], answer.get("error"))
         return [rank["digest"] for rank in answer["ranks"]]
 
-
-class Worlds(Case):
     def test_digests_do_not_depend_on_the_number_of_processes(self):
         cells = [{"cp_comm_type": schedule} for schedule in SCHEDULES]
         cells += [{"cp_comm_type": "all_gather", "qkv_format": "thd", "attn_mask_type": "padding_causal"},
@@ -198,7 +83,7 @@ class Worlds(Case):
                 self.assertEqual(refused["failure"], one.run({"num_heads": 5, "cp_comm_type": "a2a"})["failure"])
             self.assertEqual(head.run({"no_such": 1})["failure"]["kind"], "invalid_request")
             self.assertEqual(head.run({"num_heads": 10**3, "max_seqlen_q": 1 << 24})["failure"]["kind"], "out_of_memory")
-            self.assertIn("--launch", head.run(trace="/tmp/trace.json")["error"])
+            self.assertIn("\"trace\": \"/nowhere/x\" cannot be written", head.run(trace="/nowhere/x")["error"])
             self.assertTrue(head.run()["ok"])
 
     def test_cancel(self):
@@ -210,6 +95,9 @@ class Worlds(Case):
             self.assertEqual(run["failure"]["kind"], "cancelled")
             self.assertNotIn("fatal", run)
             self.assertTrue(head.run()["ok"])
+
+    def test_a_trace_is_a_file_for_each_node(self):
+        self.check_clocks([], lambda head, path: head.run(trace=path, repeat=3))
 
     def test_status_names_all_ranks(self):
         with self.head() as head:
@@ -258,7 +146,6 @@ class Libraries(Case):
             file.write("no library")
         self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
 
-
     def test_libraries_of_the_start(self):
         path = os.path.join(self.folder.name, "given.so")
         shutil.copy(LIBRARY, path)
@@ -279,7 +166,7 @@ class Libraries(Case):
             self.assertIn("--case", "".join(head.stderr))
 
 
-class Failures(Case):
+class Failures(Threads):
     def compare_faults(self, kinds, agents):
         """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
         for kind in kinds:
@@ -366,6 +253,33 @@ class Failures(Case):
         self.assertEqual(head.end(), 3)
         self.assertEqual(head.left, [])
 
+    def test_the_launcher_is_stopped(self):
+        """It is not needed any more: runs go on, and the end does not wait for it."""
+        head = self.head()
+        nodes = [node["pid"] for node in head.nodes()]
+        for pid in head.marked():
+            if pid != head.process.pid and pid not in nodes:
+                os.kill(pid, signal.SIGSTOP)
+        self.assertTrue(head.run()["ok"])
+        begin = time.monotonic()
+        head.process.stdin.close()
+        self.assertEqual(head.process.wait(30), 0)
+        self.assertLess(time.monotonic() - begin, 8)
+        head.end()
+        self.assertEqual(head.left, [])
+
+    def test_a_full_disk_there(self):
+        """Files of at most 4 kB on a node stand for it: a dump cannot be written there."""
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" &\n"
+                              "(ulimit -f 4; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 exec \"$@\") & wait\n")
+        head = Head(path)
+        self.addCleanup(self.check_end, head)
+        answer = head.run(dump=os.path.join(self.folder.name, "dump"))
+        self.assertEqual(answer["status"], "error", answer)
+        self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
+        self.assertIn("File too large", answer["error"])
+        self.assertTrue(head.run()["ok"])
+
     def test_the_head_is_killed(self):
         head, _, _ = self.during_a_run(lambda head, nodes: head.process.kill())
         head.end()
@@ -393,13 +307,6 @@ class BadInput(Case):
         self.assertEqual(head.end(), code, "".join(head.stderr))
         self.assertIn(text, "".join(head.stderr))
         self.assertEqual(len([line for line in head.stderr if line.startswith("cppoold: start ")]), 1)
-
-    def script_of(self, text):
-        path = os.path.join(self.folder.name, "odd")
-        with open(path, "w") as file:
-            file.write("#!/bin/sh\n" + text)
-        os.chmod(path, 0o700)
-        return path
 
     def test_what_is_no_launcher(self):
         self.refused("", "--launch is empty")
@@ -432,6 +339,34 @@ class BadInput(Case):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
         self.refused(path, "1 of 2 agents came", environment={"CPPOOL_START_LIMIT_MS": "4000"})
 
+    def test_a_node_that_comes_late(self):
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
+        with Head(path) as head:
+            self.assertEqual([node["ranks"] for node in head.nodes()], [[0, 1], [2, 3]])
+            self.assertTrue(head.run()["ok"])
+
+    def test_an_agent_that_comes_after_all_others(self):
+        """It finds nobody who listens, and says so; the world is as it was."""
+        path = self.script_of("for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; sleep 2; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\"; wait\n")
+        with Head(path) as head:
+            self.assertTrue(head.run()["ok"])
+            time.sleep(2.5)
+            self.assertTrue(head.run()["ok"])
+        self.assertIn("cannot be reached", "".join(head.stderr))
+
+    def test_more_agents_than_expected(self):
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=2 \"$@\" & wait\n")
+        self.refused(path, "more agents have come than the 2 that there should be")
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & CPPOOL_AGENTS=4 CPPOOL_AGENT_INDEX=1 \"$@\" & wait\n")
+        self.refused(path, "and others are of")
+
+    def test_another_version_or_build(self):
+        """A process with the secret that says what an older agent would."""
+        liar = os.path.join(self.folder.name, "liar.py")
+        with open(liar, "w") as file:
+            file.write(LIAR)
+        self.refused(f"{sys.executable} {liar}", "the agent on node old is cppoold 0.0.1+0123456789ab, and this one is ")
+
     def test_another_secret_is_dropped_and_counted(self):
         path = self.script_of("CPPOOL_SECRET=wrong CPPOOL_AGENTS=1 \"$@\"; sleep 0.2\n")
         self.refused(path, "1 connections were dropped, the last one from 127.0.0.1: it has another secret")
@@ -460,7 +395,7 @@ class BadInput(Case):
         self.assertLess(time.monotonic() - begin, 20)
 
     def test_other_options(self):
-        self.refused(self.launch(2), "--python", options=["--python"])
+        self.refused(self.launch(2), "--case", options=["--case=/x.so", "--python"])
         self.refused(self.launch(2), "--transport", options=["--transport=peer"])
 
     def test_garbage_and_strangers_do_not_disturb_the_start(self):
@@ -571,6 +506,7 @@ class OpenMpi(Case):
 def take_arguments():
     global DAEMON, COMMAND, LIBRARY
     DAEMON, COMMAND, LIBRARY = (os.path.abspath(sys.argv.pop(1)) for _ in range(3))
+    Head.daemon = DAEMON
 
 
 if __name__ == "__main__":

@@ -354,22 +354,23 @@ class Pools:
 _shared: dict[tuple[Any, ...], Pools] = {}
 
 
-def shared_pools(python: Union[_Path, bool] = True, preload: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None) -> Pools:
+def shared_pools(python: Union[_Path, bool] = True, preload: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None,
+                 launch: Optional[str] = None) -> Pools:
     """Pools of Python ranks, the same ones for the same arguments, which stay until this process ends; of the server at $CPPOOL_ATTACH, if any."""
-    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())))
+    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())), launch)
     if key not in _shared:
-        _shared[key] = Pools(python=python, preload=preload, environment=environment, attach=os.environ.get("CPPOOL_ATTACH") or None)
+        _shared[key] = Pools(python=python, preload=preload, environment=environment, launch=launch, attach=os.environ.get("CPPOOL_ATTACH") or None)
     return _shared[key]
 
 
 def call(target: str, kwargs: Optional[Mapping[str, Any]] = None, *, world_size: int = 2, python: Union[_Path, bool] = True,
-         preload: Sequence[str] = (), **options: Any) -> Result:
+         preload: Sequence[str] = (), launch: Optional[str] = None, **options: Any) -> Result:
     """Runs a function "file.py:name" or a script on `world_size` warm Python ranks and returns its Result, which has passed.
 
     The ranks stay for the next call. Throws CaseFailed, an AssertionError, for a case that did not pass, unittest.SkipTest for one that was
     skipped, and what Pool.call throws; `options` are its.
     """
-    result = shared_pools(python, preload).call(target, kwargs, world_size=world_size, **options)
+    result = shared_pools(python, preload, launch=launch).call(target, kwargs, world_size=world_size, **options)
     if result.status == "skipped":
         raise unittest.SkipTest(result.error)
     if not result.ok:

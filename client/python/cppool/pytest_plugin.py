@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="uses the daemons of a server, `cppool serve`, which stay: default, or the path of its socket; $CPPOOL_ATTACH without it")
     group.addoption(
         "--cppool-launch", metavar="WORDS",
-        help="ranks of the fixture cppool are on several machines, in agents that this launcher starts: srun -N 2 --ntasks-per-node=1")
+        help="ranks, of the fixture cppool and of Python, are on several machines, in agents that this launcher starts: srun -N 2 --ntasks-per-node=1")
     group.addoption(
         "--cppool-ranks", metavar="N", type=int,
         help="runs each test with its fixtures on N warm Python ranks, as suites for `torchrun -m pytest` want it; cppool.ranks marks single tests")
@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     everywhere = config.getoption("--cppool-ranks")
     if everywhere is not None and not 1 <= everywhere <= 64:
         raise pytest.UsageError("--cppool-ranks is a world size from 1 to 64")
-    config.pluginmanager.register(RanksPlugin(config, _attached(config)), "cppool-ranks")
+    config.pluginmanager.register(RanksPlugin(config, _where(config)), "cppool-ranks")
     if config.getoption("--cppool-require") is not None:
         _requirement(config.getoption("--cppool-require"), "--cppool-require")
     if (config.getoption("--cppool-retries") or 0) < 0:
@@ -96,9 +96,11 @@ def pytest_configure(config: pytest.Config) -> None:
 pytest_generate_tests = parametrize
 
 
-def _attached(config: pytest.Config) -> dict[str, Any]:
-    attach = config.getoption("--cppool-attach")
-    return {"attach": (attach if attach is not None else os.environ.get("CPPOOL_ATTACH")) or None}
+def _where(config: pytest.Config) -> dict[str, Any]:
+    """The options that say where the ranks are."""
+    attach, launch = config.getoption("--cppool-attach"), config.getoption("--cppool-launch")
+    where = {"attach": (attach if attach is not None else os.environ.get("CPPOOL_ATTACH")) or None}
+    return where if launch is None else {**where, "launch": launch}
 
 
 def pytest_make_parametrize_id(val: object) -> Optional[str]:
@@ -334,13 +336,14 @@ def cppool_options() -> dict[str, Any]:
 def cppool(request: pytest.FixtureRequest, cppool_options: Mapping[str, Any]) -> Iterator[CppoolFixture]:
     """Warm pools of cppool by world size: `cppool.run(...)` for a case that must pass, `cppool.at(world_size)` for a Pool."""
     required, retries, attach = (request.config.getoption(option) for option in ("--cppool-require", "--cppool-retries", "--cppool-attach"))
-    options = {"retries": 1, **_attached(request.config), **_of_this_worker(cppool_options)}
+    where = _where(request.config)
+    options = {"retries": 1, **where, **_of_this_worker(cppool_options)}
     if attach is not None:
         options["attach"] = attach or None
     if retries is not None:
         options["retries"] = retries
-    if (launch := request.config.getoption("--cppool-launch")) is not None:
-        options["launch"] = launch
+    if "launch" in where:
+        options["launch"] = where["launch"]
     fixture = CppoolFixture(request.config, _requirement(required, "--cppool-require") if required else None, bool(retries), **options)
     request.config.stash[_FIXTURE] = fixture
     with fixture:  # it stays in the stash: the last test is judged after its end

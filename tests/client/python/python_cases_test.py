@@ -12,14 +12,16 @@ import unittest
 import cppool
 import pytest
 
+import support
 from support import BUILD, eventually, is_running
 
 CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
 
 
-@pytest.fixture(scope="module")
-def pools():
-    with cppool.Pools(python=True, backend="host", start_limit=60.0) as pools:
+@pytest.fixture(scope="module", params=["here", "agents"])  # of an agent for each rank
+def pools(request, tmp_path_factory):
+    launch = support.launcher(tmp_path_factory.mktemp("launch")) if request.param == "agents" else None
+    with cppool.Pools(python=True, backend="host", start_limit=60.0, launch=launch, environment={"CPPOOL_HEAD_ADDRESS": "127.0.0.1"}) as pools:
         yield pools
 
 
@@ -48,7 +50,13 @@ def test_hello(pool):
     assert pool.cases() == [] and pool.stats()["memory"] == []
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.fixture(params=[1, 2, 4])
+def size(request, pools):
+    if request.param == 1 and pools.at(2).hello().get("nodes"):
+        pytest.skip("one rank is not for two agents")
+    return request.param
+
+
 def test_passes(pools, size):
     result = pools.call(function("passes"), {"text": "hi"}, world_size=size)
     assert result.ok and [rank.extra["value"] for rank in result.ranks] == list(range(size)), result.describe()
@@ -115,13 +123,14 @@ FAULTS = [("exception", "error", "internal", "ValueError: planted"), ("assertion
           ("segmentation fault", "error", "internal", "killed by signal 11")]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("kind, status, failure, text", FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_the_cause_comes_first(pools, tmp_path, size, kind, status, failure, text):
     """The last rank fails while the others wait for it: the answer names it, and the next case passes."""
     result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": kind}, world_size=size, verdict=False)
     assert (result.status, result.failure.kind, result.failure.rank) == (status, failure, size - 1), result.describe()
     assert text in result.error and result.failure.stage == "fault" and result.replaced
+    nodes = pools.at(size).hello().get("nodes")
+    assert result.failure.node == (nodes[-1]["node"] if nodes else None)
     for rank in result.ranks[:-1]:
         assert "second" in rank.error and any("ranks_cases.py" in frame for frame in rank.extra["stack"])
     assert bool(result.ranks[-1].traceback) == (kind != "_exit"), "a traceback, or faulthandler's text"
@@ -364,8 +373,10 @@ def held_by(pid):
 
 def test_two_thousand_cases_with_faults(pool, tmp_path):
     kinds = ["exception", "assertion", "exit", "_exit", "abort", "segmentation fault", "orphan", "setsid orphan", "thread"]
-    daemon = pool.hello()["pid"]
-    server, = [pid for pid in children_of(daemon) if "_ranks" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()]
+    hello = pool.hello()
+    daemon, agents = hello["pid"], [node["pid"] for node in hello.get("nodes", ())]
+    servers = [pid for parent in agents or [daemon] for pid in children_of(parent) if "_ranks" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(servers) == len(agents or [daemon])
 
     def run(cases):
         wrong, faults = [], 0
@@ -383,10 +394,21 @@ def test_two_thousand_cases_with_faults(pool, tmp_path):
         return wrong, faults
 
     assert run(200) == ([], 10)
-    before = held_by(daemon), held_by(server)
-    assert run(1800) == ([], 90)
-    after = held_by(daemon), held_by(server)
+    before = [held_by(pid) for pid in (daemon, *agents, *servers)]
+    assert run(400 if agents else 1800) == ([], 20 if agents else 90)
+    after = [held_by(pid) for pid in (daemon, *agents, *servers)]
     print(before, after)
     for then, now in zip(before, after):
         assert now[:2] == then[:2] and now[2] < then[2] + 4096
-    assert pool.hello()["pid"] == daemon and len(children_of(server)) == 2
+    assert pool.hello()["pid"] == daemon and sum(len(children_of(server)) for server in servers) == 2
+
+
+def test_call_on_agents(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPPOOL_HEAD_ADDRESS", "127.0.0.1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launch = support.launcher(tmp_path)
+    result = cppool.call(function("passes"), {"text": "hi"}, launch=launch)
+    assert [rank.extra["value"] for rank in result.ranks] == [0, 1]
+    with pytest.raises(cppool.CaseFailed) as failed:
+        cppool.call(function("fault"), {"folder": str(tmp_path), "kind": "_exit"}, launch=launch)
+    assert failed.value.result.failure.node

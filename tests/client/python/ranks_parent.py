@@ -92,7 +92,8 @@ class Rank:
         os.truncate(page, frames.Page.SIZE)
         self.page = frames.Page(os.dup(page))
         given = [theirs.fileno(), page, write_output, write_stacks, *([listener.fileno()] if rank == 0 else [])]
-        line = frames.json.dumps({"frame": "fork", "rank": rank, "size": size, "port": port, "backend": backend})
+        line = frames.json.dumps({"frame": "fork", "rank": rank, "size": size, "local_rank": rank, "local_size": size, "node": 0, "host": "127.0.0.1",
+                                  "port": port, "backend": backend})
         socket.send_fds(server.reader.channel.socket, [line.encode() + b"\n"], given)
         theirs.close()
         for descriptor in (page, write_output, write_stacks):

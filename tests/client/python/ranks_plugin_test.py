@@ -6,6 +6,8 @@ import xml.etree.ElementTree
 
 import pytest
 
+import support
+
 TESTS = """
 import os, time
 import cppool, pytest
@@ -99,6 +101,16 @@ def test_whole_suite_on_ranks(tmp_path):
     text = "import os\ndef test_a(world): assert os.environ['WORLD_SIZE'] == '3' and world.size == 3\ndef test_b(): assert os.environ['RANK'] in '012'\n"
     cases, output = run(tmp_path, "--cppool-ranks", "3", text=text)
     assert {name: outcome(case) for name, case in cases.items()} == {"test_a": "passed", "test_b": "passed"}, output
+
+
+def test_whole_suite_on_agents(tmp_path, monkeypatch):
+    """--cppool-launch is for Python ranks, too."""
+    monkeypatch.setenv("CPPOOL_HEAD_ADDRESS", "127.0.0.1")
+    text = "import os\ndef test_a(world): assert [os.environ[name] for name in ('GROUP_RANK', 'LOCAL_RANK')] == [str(world.rank), '0']\n" \
+           "def test_b(world): assert world.rank == 0\n"
+    cases, output = run(tmp_path, "--cppool-ranks", "2", "--cppool-launch", support.launcher(tmp_path), text=text)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_a": "passed", "test_b": "failure"}, output
+    assert "rank 1 of 2 failed first" in output
 
 
 OPTIONS_CONFTEST = """

@@ -54,3 +54,12 @@ def serving(folder):
         finally:
             server.terminate()
             assert "has ended" in server.stderr.read()
+
+
+def launcher(folder, agents=2):
+    """The words of a launcher: a script that starts so many agents here."""
+    script = os.path.join(str(folder), "launch")
+    with open(script, "w", encoding="ascii") as file:
+        file.write(f"#!/bin/sh\nfor i in $(seq 0 {agents - 1}); do CPPOOL_AGENTS={agents} CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
+    os.chmod(script, 0o700)
+    return f"'{script}'"

@@ -7,7 +7,7 @@ import time
 import cppool
 import pytest
 
-from support import BUILD, serving
+from support import BUILD, launcher, serving
 from torch_ranks_test import HAS_TORCH, PYTHON
 
 CASES = str(pathlib.Path(__file__).with_name("torch_cases.py"))
@@ -16,9 +16,11 @@ COMMAND = os.path.join(BUILD, "bin", "cppool")
 pytestmark = pytest.mark.skipif(not HAS_TORCH, reason=f"{PYTHON} has no torch, which `scripts/setup --torch` installs")
 
 
-@pytest.fixture(scope="module")
-def pools():
-    with cppool.Pools(python=PYTHON, preload=["torch"], backend="host", start_limit=120.0) as pools:
+@pytest.fixture(scope="module", params=["here", "agents"])  # of two agents, with gloo between them
+def pools(request, tmp_path_factory):
+    launch = launcher(tmp_path_factory.mktemp("launch")) if request.param == "agents" else None
+    with cppool.Pools(python=PYTHON, preload=["torch"], backend="host", start_limit=120.0, launch=launch,
+                      environment={"CPPOOL_HEAD_ADDRESS": "127.0.0.1"}) as pools:
         yield pools
 
 

@@ -1,5 +1,6 @@
 """The user's code: found by file, and loaded anew when a file of it has changed."""
 import difflib
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -13,7 +14,10 @@ import traceback
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BELOW = re.compile(f"^{re.escape(_OWN)}|^<frozen |/(_pytest|pluggy)/")
 # Entries of sys.path that are of an installation: the rank has those of its own Python.
+_OF_INSTALLATION = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/")
 _INSTALLED = re.compile(r"(^|/)(python[\d.]*(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
+
+MAX_DIGESTS = 4096
 
 
 class CannotLoad(Exception):
@@ -48,6 +52,7 @@ class Code:
         self.preloaded = set(sys.modules)
         self.base_path = list(sys.path)
         self.roots = ()
+        self.known_digests = {}  # path -> signature, digest
         self.files = {}  # of the user -> signature when it was read
         self.imported_before = False
         sys.dont_write_bytecode = True
@@ -63,7 +68,7 @@ class Code:
         importlib.machinery.SourceFileLoader.get_code = get_user_code
 
     def is_users(self, path):
-        return isinstance(path, str) and path.startswith(self.roots) and not path.startswith(_OWN) and not re.search(r"/(site|dist)-packages/|/lib/python3[\d.]*/", path)
+        return isinstance(path, str) and path.startswith(self.roots) and not path.startswith(_OWN) and not _OF_INSTALLATION.search(path)
 
     def users_modules(self):
         for name, module in list(sys.modules.items()):
@@ -83,6 +88,23 @@ class Code:
 
     def changed(self):
         return [path for path, known in self.files.items() if signature(path) != known]
+
+    def digests(self, targets):
+        """SHA-256 of the user's files that are loaded, preloaded ones too, and of `targets`; None of one that is not there."""
+        preloaded = (getattr(sys.modules.get(name), "__file__", None) for name in self.preloaded)
+        files = {*targets, *self.files, *(os.path.abspath(path) for path in preloaded if isinstance(path, str) and not path.startswith(_OWN)
+                                          and not _OF_INSTALLATION.search(path))}
+        digests = {}
+        for path in sorted(files)[:MAX_DIGESTS]:
+            known = signature(path)
+            if self.known_digests.get(path, (None,))[0] != known or known is None:
+                try:
+                    with open(path, "rb") as file:
+                        self.known_digests[path] = known, hashlib.sha256(file.read()).hexdigest()
+                except OSError:
+                    self.known_digests[path] = None, None
+            digests[path] = self.known_digests[path][1]
+        return digests
 
     def note_files(self):
         """Remembers the user's modules that were not loaded from their text: libraries, and what pytest has rewritten."""

@@ -35,16 +35,17 @@ def choose(backend, size, torch):
 class Group:
     """Replaces init_process_group and destroy_process_group by functions that lend the warm group."""
 
-    def __init__(self, rank, size, backend, port, listener, count, torch):
+    def __init__(self, seat, backend, count, torch):
+        """seat: the Rank, for its place in the world."""
         self.torch, self.dist = torch, torch.distributed
         self.c10d = importlib.import_module("torch.distributed.distributed_c10d")
-        self.rank, self.size, self.backend = rank, size, backend
-        self.device = torch.device("cuda", rank % count) if count else torch.device("cpu")
+        self.rank, self.size, self.backend = rank, size, backend = seat.rank, seat.size, backend
+        self.device = torch.device("cuda", seat.local_rank % count) if count else torch.device("cpu")
         if count:
             torch.cuda.set_device(self.device)
             torch.ones(1, device=self.device)
-        self.store = self.dist.TCPStore("127.0.0.1", port, size, rank == 0, LIMIT, wait_for_workers=False, multi_tenant=True,
-                                        master_listen_fd=os.dup(listener) if listener is not None else None)
+        self.store = self.dist.TCPStore(seat.host, seat.port, size, rank == 0, LIMIT, wait_for_workers=False, multi_tenant=True,
+                                        master_listen_fd=os.dup(seat.listener) if seat.listener is not None else None)
         self.taken, self.own, self.hidden = False, False, []
         self.warm = None
         if backend != "none":

@@ -90,9 +90,16 @@ def place_of(block):
     return next((frame for frame in frames if "/torch/" not in frame and not frame.startswith(FOLDER)), "an unknown place")
 
 
+def files_of(frame):
+    """The files that a frame `load` names."""
+    named = [frame["function"].rpartition(":")[0]] if "function" in frame else [frame["script"]] if "script" in frame else frame["pytest"]
+    return [os.path.abspath(name) for name in (each.partition("::")[0] for each in named) if name.endswith(".py")]
+
+
 class Rank:
     def __init__(self, frame, descriptors, deferred, user_threads):
         self.rank, self.size, self.port, self.backend = frame["rank"], frame["size"], frame["port"], frame["backend"]
+        self.local_rank, self.local_size, self.node, self.host = frame["local_rank"], frame["local_size"], frame["node"], frame["host"]
         connection, page, self.output, self.stacks_end = descriptors[:4]
         self.listener = descriptors[4] if len(descriptors) > 4 else None
         self.channel, self.page = Channel(socket.socket(fileno=connection)), Page(page)
@@ -143,8 +150,8 @@ class Rank:
         faulthandler.enable(self.stacks_end)
         faulthandler.register(STACKS_SIGNAL, self.stacks_end, all_threads=True)
         _set({name: value or ("1" if name == "OMP_NUM_THREADS" else None) for name, value in self.user_threads.items()})  # as torchrun does
-        _set({"RANK": self.rank, "LOCAL_RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.size, "GROUP_RANK": 0,
-              "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port})
+        _set({"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.local_size,
+              "GROUP_RANK": self.node, "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.size, "MASTER_ADDR": self.host, "MASTER_PORT": self.port})
         os.register_at_fork(after_in_child=self.channel.socket.close)  # a child has nothing to say to the daemon
         threading.Thread(target=self.control, name="cppool control", daemon=True).start()
         for self.module in self.deferred:
@@ -152,11 +159,11 @@ class Rank:
         self.module = None
         imported = time.perf_counter()
         self.torch = sys.modules.get("torch")
-        backend, count = group.choose(self.backend, self.size, self.torch)
+        backend, count = group.choose(self.backend, self.local_size, self.torch)
         if self.torch is not None and self.user_threads.get("OMP_NUM_THREADS"):
             self.torch.set_num_threads(int(self.user_threads["OMP_NUM_THREADS"].split(",")[0]))
         if self.torch is not None and self.torch.distributed.is_available():
-            self.group = group.Group(self.rank, self.size, backend, self.port, self.listener, count, self.torch)
+            self.group = group.Group(self, backend, count, self.torch)
         if self.listener is not None:
             os.close(self.listener)
         self.code = Code()
@@ -169,6 +176,7 @@ class Rank:
                 self.torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
         now = time.perf_counter()
         return {"rank": self.rank, "pid": os.getpid(), "backend": backend, "device": self.device(),
+                "host_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
                 "init_ms": [["import", round((imported - begin) * 1e3, 1)], ["group", round((now - imported) * 1e3, 1)]]}
 
     def device(self):
@@ -271,6 +279,8 @@ class Rank:
                 until_loaded.close()
                 report.update(members)
                 self.code.note_files()
+                if frame.get("digests"):
+                    report["files"] = self.code.digests(files_of(frame))
                 if set(sys.modules) - modules or "pytest" in frame:
                     self.code.imported_before = True
                     self.snapshot = state.Snapshot()  # what imports change belongs to them

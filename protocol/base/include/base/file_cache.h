@@ -4,10 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace cppool::base {
 
@@ -37,6 +41,27 @@ struct WholeFile {
 // Throws FileError for what is no regular file, cannot be read, has more than 2 GiB, or changes while it is
 // read.
 WholeFile ReadWhole(const std::string& path);
+
+// Digests of files, each of which is read once as long as it stays as it is.
+class FileDigests {
+ public:
+  struct Content {
+    std::string bytes, digest;
+  };
+  // What the function throws for a file is thrown by Read and Of.
+  using Digest = std::function<std::string(const std::string& path, std::string_view bytes)>;
+  explicit FileDigests(Digest digest) : digest_(std::move(digest)) {}
+
+  // Thread-safe, all of these. They throw FileError.
+  std::string Known(const std::string& path) const;  // without reading it; empty: it would have to be read
+  Content Read(const std::string& path);
+  std::string Of(const std::string& path);
+
+ private:
+  const Digest digest_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::pair<FileIdentity, std::string>> known_;  // what it had when it was read last
+};
 
 // $CPPOOL_CACHE when it is set; else the first of $XDG_CACHE_HOME/cppool, ~/.cache/cppool and cppool-UID in
 // the system's folder for temporary files that can be written. It is made, for its user alone, where it is

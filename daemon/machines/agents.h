@@ -1,0 +1,104 @@
+// The agents of a head: starts them, asks them, notices their loss, and ends them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "daemon/machines/agent_link.h"
+#include "daemon/machines/gather.h"
+#include "daemon/trace_file.h"
+#include "kernels/error.h"
+#include "protocol/json_text.h"
+#include "protocol/response.h"
+
+namespace cppool::daemon {
+
+class Agents {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Json = protocol::Json;
+  struct Options {
+    int world_size = 1;
+    std::string version;
+    std::vector<std::string> words;                      // of the launcher
+    std::function<void(std::string_view)> write_answer;  // for faults of answers
+    // An agent was lost while no request was under way: the daemon must end. Any thread.
+    std::function<void(const std::string& why)> lost;
+  };
+  // What is thrown for an agent that is lost or has not answered in time.
+  struct Lost : kernels::RuntimeError {
+    Lost(const std::string& text, std::string on_node)
+        : RuntimeError(CPPOOL_INTERNAL, text), node(std::move(on_node)) {}
+    protocol::RunResult ToResult() const;  // fatal
+    const std::string node;
+  };
+  // While it lives, the loss of an agent is the request's matter.
+  class Busy {
+   public:
+    explicit Busy(Agents& agents) : agents_(agents) { ++agents_.busy_; }
+    ~Busy() { --agents_.busy_; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    Agents& agents_;
+  };
+
+  // Starts the launcher, and returns when all have come. Busy until Opened(). Throws StartError.
+  Agents(Options options, Clock::time_point limit);
+  ~Agents();
+  Agents(const Agents&) = delete;
+  Agents& operator=(const Agents&) = delete;
+
+  const std::vector<std::unique_ptr<AgentLink>>& links() const { return links_; }  // by index
+  Launcher& launcher() { return *launcher_; }
+  Json Nodes() const;  // the member of `hello`
+
+  // Tells each its place: the frame `place`, with `members` beside the place itself.
+  void SendPlaces(const Json& members);
+  // The next frame of its start. Throws StartError: it cannot start, or has gone.
+  Json NextOfStart(AgentLink& agent, Clock::time_point limit);
+  void Opened();  // all have started, and may tell each other news
+  // The number of a world of Python ranks, never used twice.
+  std::uint64_t NextWorld() { return ++worlds_; }
+
+  // The answers of all, by index. Throws Lost.
+  std::vector<Json> AskAll(const Json& frame, Clock::time_point until);
+  std::map<std::string, NodeClock> Clocks(Clock::time_point until);  // by node; throws Lost
+  std::optional<Lost> FindLost() const;                              // of an agent that has gone
+  // Ends the daemon where one has gone.
+  void CheckGone() const;
+
+  void Close();        // from here on they go: waits for their end
+  void EndLauncher();  // any thread: at once, with SIGTERM and SIGKILL
+
+ private:
+  void CheckStart() const;  // throws StartError when an agent cannot start
+  void TellOthers(std::size_t from, const Json& news);
+
+  const Options options_;
+  std::unique_ptr<Launcher> launcher_;
+  std::vector<std::unique_ptr<AgentLink>> links_;
+  std::atomic<int> busy_{1};  // the start counts
+  std::uint64_t worlds_ = 0;
+  std::mutex telling_;
+  bool tells_ = false;  // the agents are all there
+};
+
+// The kind in the answer of an agent that refuses, or cannot start.
+protocol::FailureKind KindIn(const protocol::Json& answer);
+// Throws what the agents have refused: with the node, where not all of them have.
+void ThrowRefusal(const std::vector<protocol::Json>& answers, const Agents& agents);
+
+}  // namespace cppool::daemon
