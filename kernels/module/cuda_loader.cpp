@@ -15,7 +15,6 @@
 #include "kernels/error.h"
 #include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
-#include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
 namespace {
@@ -189,8 +188,7 @@ std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) 
 }
 
 Place PlaceOf(cppool_runtime* rank) {
-  return OnHost(rank->backend) ? static_cast<host::HostRank*>(rank->self)->place()
-                               : OpenCudaModule().place_of(rank);
+  return OnHost(rank->backend) ? HostPlaceOf(rank) : OpenCudaModule().place_of(rank);
 }
 
 Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {

@@ -143,6 +143,7 @@ struct Place {
 
 // The one that this rank of a backend is in.
 Place PlaceOf(cppool_runtime* rank);
+Place HostPlaceOf(cppool_runtime* rank);  // the same of the host backend alone
 
 // Of the ranks of a place.
 class Backend {

@@ -534,6 +534,8 @@ std::vector<StreamProgress> HostRank::Progress() const {
 
 namespace cppool::kernels {
 
+Place HostPlaceOf(cppool_runtime* rank) { return static_cast<host::HostRank*>(rank->self)->place(); }
+
 void Enqueue(cppool_runtime* rt, cppool_stream stream, std::function<void()> work) {
   if (std::string_view(rt->backend) != "host")
     throw RuntimeError(CPPOOL_INTERNAL, "Enqueue needs the host backend");

@@ -10,7 +10,7 @@ using namespace cppool::kernels;
 
 class FakeBackend final : public Backend {
  public:
-  FakeBackend(int world_size, Transport transport) : place_(world_size), transport_(transport) {}
+  FakeBackend(const Place& place, Transport transport) : place_(place), transport_(transport) {}
   std::string name() const override { return "fake"; }
   std::string transport() const override { return transport_ == Transport::kPeer ? "peer" : "another"; }
   const Place& place() const override { return place_; }
@@ -27,10 +27,11 @@ class FakeBackend final : public Backend {
   Transport transport_;
 };
 
-std::unique_ptr<Backend> CreateBackend(int world_size, Transport transport) {
-  return std::make_unique<FakeBackend>(world_size, transport);
+std::unique_ptr<Backend> CreateBackend(const Place& place, Transport transport, WorldLink) {
+  return std::make_unique<FakeBackend>(place, transport);
 }
 std::vector<const AttentionFamily*> Families() { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake families"); }
+Place PlaceOfRank(cppool_runtime*) { return {4, 2, 2}; }
 Group CopyGroup(cppool_runtime*, GroupShape) { return {}; }
 std::unique_ptr<TensorOps> MakeOps(cppool_runtime*) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, "fake tensor operations");
@@ -45,7 +46,7 @@ constexpr const char* kId = FAKE_SEAM_ID;
 const char* const kId = SeamId();
 #endif
 
-const CudaModule kModule{kId, "fake", CreateBackend, Families, CopyGroup, MakeOps, MakeCheck};
+const CudaModule kModule{kId, "fake", CreateBackend, Families, PlaceOfRank, CopyGroup, MakeOps, MakeCheck};
 
 }  // namespace
 
