@@ -8,10 +8,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/new_file.h"
 #include "tests/catch.h"
 #include "tests/environment.h"
@@ -22,6 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using base::FileCache;
+using Catch::Matchers::ContainsSubstring;
 
 void Write(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
@@ -305,6 +309,32 @@ TEST_CASE("a cache in a folder of somebody's project removes its own files alone
   CHECK(fs::exists(cache.Path(own + ".files")));
   CHECK_FALSE(fs::exists(cache.Path(own + ".so")));
   CHECK_FALSE(fs::exists(cache.Path(own + ".so.0123456789abcdef.part")));
+}
+
+TEST_CASE("a file's digest is kept as long as the file stays") {
+  const TemporaryFolder folder;
+  int calls = 0;
+  base::FileDigests digests([&](const std::string& path, std::string_view bytes) {
+    ++calls;
+    if (bytes == "bad") throw std::runtime_error(path + " is bad");
+    return base::Digest(bytes);
+  });
+  const std::string old = "/proc/self/exe", fresh = folder.File("fresh");
+  CHECK(digests.Known(old).empty());
+  const std::string digest = digests.Of(old);
+  CHECK(digests.Of(old) == digest);
+  CHECK(digests.Known(old) == digest);
+  CHECK(calls == 1);
+  Write(fresh, "1");  // so shortly before that it may be changed again without a sign of it
+  CHECK(digests.Of(fresh) == base::Digest("1"));
+  CHECK(digests.Known(fresh).empty());
+  Write(fresh, "2");
+  CHECK(digests.Of(fresh) == base::Digest("2"));
+  CHECK(digests.Read(fresh).bytes == "2");
+  CHECK(calls == 4);
+  Write(fresh, "bad");
+  CHECK_THROWS_WITH(digests.Of(fresh), ContainsSubstring("is bad"));
+  CHECK_THROWS_AS(digests.Of(folder.File("none")), base::FileError);
 }
 
 TEST_CASE("an unfinished file has a name that no process with the same number takes") {
