@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import pytest
 
-from ._pool import PoolError, caller, shared_pools
+from ._pool import PoolError, Pools, caller, shared_pools
 
 
 class _Process:
@@ -44,14 +44,17 @@ class _Tasks:
                 completion.put(outcome)
 
 
+def _pools() -> Pools:
+    return shared_pools(preload=["torch.testing._internal.common_distributed"])
+
+
 def _outcome(test: type, world_size: int, test_id: str) -> Any:
     """As a worker puts it: the test's id, or an exception."""
     file = inspect.getfile(test)
     case = {"function": f"{os.path.abspath(__file__)}:run_on_rank", "roots": [os.path.dirname(os.path.abspath(file))], **caller(),
             "kwargs": {"module": test.__module__, "file": os.path.abspath(file), "name": test.__name__, "test_id": test_id}}
-    pools = shared_pools(preload=["torch.testing._internal.common_distributed"])
     try:
-        pool = pools.at(world_size)
+        pool = _pools().at(world_size)
         # Options and backends that the warm group was made without.
         own_group = test.opts() is not None or test.backend_str() not in (None, pool.hello()["transport"])  # type: ignore[attr-defined]
         result = pool.run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
@@ -102,3 +105,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
     MultiProcContinuousTest.setUp = without_poison
     MultiProcContinuousTest._spawn_processes = classmethod(_spawn_processes)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the daemons of all classes beside the first test."""
+    from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+    classes = {item.cls for item in session.items if inspect.isclass(getattr(item, "cls", None))}
+    sizes = set()
+    for test in classes:
+        if issubclass(test, MultiProcContinuousTest):
+            size = inspect.getattr_static(test, "world_size")
+            sizes.add(size.fget(object.__new__(test)) if isinstance(size, property) else size)
+    if not session.config.option.collectonly:
+        _pools().warm(sorted(size for size in sizes if size > 0))  # else it is the number of devices
