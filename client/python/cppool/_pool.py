@@ -55,7 +55,7 @@ def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: S
                 seed: int = 0) -> dict[str, Any]:
     """The member `python` of a request, with the caller's folder and sys.path. target: "file.py:function", or "script.py"."""
     file, colon, name = target.rpartition(":")
-    if not colon or os.sep in name:
+    if not colon or os.sep in name or name.endswith(".py"):  # the path may have colons, too
         file, name = target, ""
     if kwargs is not None and not name or argv and name:
         raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv (a function of it is FILE.py:NAME)'}")

@@ -217,27 +217,6 @@ def test_script(pool, tmp_path):
     assert "sys.exit(1)" in pool.call(str(file), argv=["a", "b"]).error
 
 
-@pytest.mark.parametrize("target, text", [("{}:none", "has no function none"), ("{}:not_callable", "not_callable"), ("{}:coroutine", "coroutine"),
-                                          ("/nonexistent.py:x", "there is no file /nonexistent.py"), ("/nonexistent.py", "there is no file")])
-def test_what_cannot_be_run(pool, target, text):
-    result = pool.call(target.format(CASES))
-    assert (result.status, result.failure.kind) == ("error", "invalid_request") and text in result.error, result.describe()
-    assert pool.call(function("passes")).ok
-
-
-def test_arguments_that_are_no_json(pool):
-    with pytest.raises((TypeError, ValueError)):
-        pool.call(function("passes"), {"text": object()})
-    with pytest.raises(ValueError, match="which takes kwargs"):
-        pool.call(function("passes"), argv=["a"])
-
-
-@pytest.mark.parametrize("what", ["file", "deep", "long"])
-def test_a_result_that_cannot_be_sent(pool, what):
-    result = pool.call(function("unsendable"), {"what": what})
-    assert result.status == "error" and "result" in result.error, result.describe()
-
-
 @pytest.mark.parametrize("iterations", [False, True])
 def test_a_report_that_is_too_long(pool, iterations):
     result = pool._result(json.dumps({"op": "run", "sampling": {"precision": 1}, "python": {
@@ -272,24 +251,6 @@ def test_status(pool, tmp_path):
     assert waited == [True], seen[-1:]
 
 
-def test_the_other_kind_is_refused(pool):
-    result = pool.run({"max_seqlen_q": 64})
-    assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
-    with cppool.Pool(2, backend="host") as threads:
-        result = threads.call(function("passes"))
-        assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
-
-
-@pytest.mark.parametrize("member, text", [({"fresh": True}, "needs \"python\""), ({"python": {}}, "none of"), ({"python": {"function": "x"}}, "absolute"),
-                                          ({"python": {"script": "/x"}, "kernels": "cppool"}, "for cases of libraries"),
-                                          ({"python": {"script": "/x", "kwargs": {}}}, "is for"), ({"python": {"script": "/x", "env": {"A=": "secret"}}}, "no variable"),
-                                          ({"python": {"script": "/x", "env": {"A": 3}}}, "a string without NUL"), ({"python": {"scrip": "/x"}}, "script")])
-def test_bad_requests(pool, member, text):
-    with pytest.raises(ValueError) as caught:
-        pool._ask(json.dumps({"op": "run", **member}).encode())
-    assert text in str(caught.value) and "secret" not in str(caught.value)
-
-
 def test_call(tmp_path):
     assert cppool.call(function("passes"), world_size=2).ok
     with pytest.raises(cppool.CaseFailed, match="(?s)ValueError: planted.*ranks_cases.py"):
@@ -305,18 +266,6 @@ def test_preload_is_imported_once(tmp_path):
         assert pool.hello()["python"]["preloaded"] == ["slow_module"]
         values = [rank.extra["value"] for rank in pool.call(f"{tmp_path}/case.py:who").ranks]
         assert values[0][0] == values[1][0] and values[0][0] not in (values[0][1], values[1][1])
-
-
-@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), ({"python": "/bin/true"}, "is it a Python"),
-                                           ({"python": True, "preload": ["no_such_module"]}, "no_such_module"),
-                                           ({"python": True, "backend": "cuda"}, "torch"), ({"python": True, "case_files": ["/x.so"]}, "--case"),
-                                           ({"python": True, "transport": "peer"}, "--transport")])
-def test_a_pool_that_cannot_start(options, text):
-    with pytest.raises(cppool.PoolError) as caught:
-        cppool.Pool(1, **options).hello()
-    assert caught.value.kind == "start" and text in str(caught.value)
-    with pytest.raises(ValueError, match="python=True"):
-        cppool.Pool(1, preload=["torch"])
 
 
 @pytest.mark.parametrize("way", ["stdin", "SIGKILL", "server"])

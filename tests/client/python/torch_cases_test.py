@@ -43,6 +43,16 @@ def test_lent_and_own(pool):
     assert call(pool, "reduce").ok
 
 
+def test_another_torch_than_the_preloaded_one(pool, tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    result = call(pool, "reduce")
+    assert result.failure.kind == "invalid_request" and f"{tmp_path}/torch/__init__.py is another torch than the one that is preloaded" in result.error
+    monkeypatch.undo()
+    assert call(pool, "reduce").ok
+
+
 @pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("exit", "sys.exit(3)"),
                                         ("_exit", "exited with code 5"), ("abort", "killed by signal 6"), ("segmentation fault", "killed by signal 11")])
 def test_the_cause_comes_first(pool, kind, text):
