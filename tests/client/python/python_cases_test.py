@@ -109,13 +109,15 @@ def test_a_check_that_does_not_hold(pool):
     assert pool.call(function("wrong")).replaced.startswith("to see whether")
 
 
+# The table of faults: every kind at every world size. W = 1: no other rank waits.
+SIZES = [1, 2, 4, 8]
 FAULTS = [("exception", "error", "internal", "ValueError: planted"), ("assertion", "failed", "mismatch", "assert out == 3"),
           ("memory", "error", "out_of_memory", "MemoryError"), ("exit", "error", "internal", "sys.exit(3)"),
           ("_exit", "error", "internal", "exited with code 5"), ("abort", "error", "internal", "killed by signal 6"),
           ("segmentation fault", "error", "internal", "killed by signal 11")]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind, status, failure, text", FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_the_cause_comes_first(pools, tmp_path, size, kind, status, failure, text):
     """The last rank fails while the others wait for it: the answer names it, and the next case passes."""
@@ -128,19 +130,34 @@ def test_the_cause_comes_first(pools, tmp_path, size, kind, status, failure, tex
     assert pools.call(function("passes"), world_size=size).ok
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind, text", [("sleep", "ranks_cases.py"), ("GIL", "it does not answer"), ("stop", "it is stopped")])
-def test_a_hang(pools, tmp_path, kind, text):
-    result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": kind}, world_size=2, deadline=3)
+def test_a_hang(pools, tmp_path, size, kind, text):
+    result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": kind}, world_size=size, deadline=3)
     assert (result.status, result.failure.kind) == ("error", "timeout") and not result.fatal, result.describe()
-    assert text in result.ranks[1].error and "fault" in result.ranks[1].error and "second" in result.ranks[0].error
-    assert result.replaced == "the deadline has passed" and pools.call(function("passes")).ok
+    assert text in result.ranks[-1].error and "fault" in result.ranks[-1].error
+    assert all("second" in rank.error for rank in result.ranks[:-1])
+    assert result.replaced == "the deadline has passed" and pools.call(function("passes"), world_size=size).ok
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_an_output_flood(pools, tmp_path, size):
+    """More than 64 MiB is cut, and told."""
+    result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": "great flood"}, world_size=size)
+    assert result.ok and not result.replaced, result.describe()
+    told = f"(more than {64 << 20} bytes of output: the rest of this case's is dropped)"
+    assert eventually(lambda: f"[rank {size - 1}] {told}" in pools.at(size).stderr_tail())
+    assert pools.call(function("passes"), world_size=size).ok
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["thread", "child", "orphan", "setsid orphan"])
-def test_what_is_left_behind_replaces_the_ranks(pool, tmp_path, kind):
-    result = pool.call(f"{CASES}:fault", {"folder": str(tmp_path), "kind": kind})
-    assert result.ok and result.left and "left what cannot be put back" in result.replaced, result.describe()
+def test_what_is_left_behind_replaces_the_ranks(pools, tmp_path, size, kind):
+    result = pools.call(f"{CASES}:fault", {"folder": str(tmp_path), "kind": kind}, world_size=size)
+    assert result.ok and list(result.left) == ["threads" if kind == "thread" else "children"], result.describe()
+    assert "left what cannot be put back" in result.replaced and pools.call(function("passes"), world_size=size).ok
     pid = tmp_path / "pid"
+    assert pid.exists() == (kind != "thread")
     if pid.exists():
         assert eventually(lambda: not is_running(int(pid.read_text())))
 

@@ -22,7 +22,7 @@ def pools():
         yield pools
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[1, 2, 4, 8])
 def pool(pools, request):
     return pools.at(request.param)
 
@@ -53,12 +53,12 @@ def test_another_torch_than_the_preloaded_one(pool, tmp_path, monkeypatch):
     assert call(pool, "reduce").ok
 
 
-@pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("exit", "sys.exit(3)"),
+@pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("memory", "can't allocate memory"), ("exit", "sys.exit(3)"),
                                         ("_exit", "exited with code 5"), ("abort", "killed by signal 6"), ("segmentation fault", "killed by signal 11")])
 def test_the_cause_comes_first(pool, kind, text):
     result = call(pool, "fault", {"kind": kind}, verdict=False)
     assert result.failure.rank == pool.world_size - 1 and text in result.error and result.failure.stage == "fault", result.describe()
-    assert call(pool, "reduce").ok
+    assert (result.failure.kind == "out_of_memory") == (kind == "memory") and call(pool, "reduce").ok
 
 
 @pytest.mark.parametrize("kind", ["sleep", "GIL", "stop"])
@@ -66,10 +66,17 @@ def test_who_has_not_entered_the_collective(pool, kind):
     result = call(pool, "fault", {"kind": kind}, deadline=3)
     culprit = pool.world_size - 1
     assert (result.failure.kind, result.failure.rank) == ("timeout", culprit), result.describe()
-    waits = result.ranks[0].error
-    assert TOO_BUSY in waits or ("all_reduce" in waits and f"rank {culprit} has not entered" in waits)
-    assert f"others wait for rank {culprit}" in result.error
+    for rank in result.ranks[:-1]:
+        assert TOO_BUSY in rank.error or ("all_reduce" in rank.error and f"rank {culprit} has not entered" in rank.error), result.describe()
+    assert culprit == 0 or f"others wait for rank {culprit}" in result.error
     assert call(pool, "reduce").ok
+
+
+@pytest.mark.parametrize("kind", ["great flood", "thread", "child", "orphan", "setsid orphan"])
+def test_what_a_rank_does_beside_its_group(pool, tmp_path, kind):
+    result = pool.call(f"{pathlib.Path(CASES).with_name('ranks_cases.py')}:fault", {"folder": str(tmp_path), "kind": kind})
+    assert result.ok and list(result.left or ()) == {"great flood": [], "thread": ["threads"]}.get(kind, ["children"]), result.describe()
+    assert bool(result.replaced) == (kind != "great flood") and call(pool, "reduce").ok
 
 
 CLASSES = """
