@@ -354,11 +354,12 @@ class Pools:
 _shared: dict[tuple[Any, ...], Pools] = {}
 
 
-def shared_pools(python: Union[_Path, bool] = True, preload: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None) -> Pools:
+def shared_pools(python: Union[_Path, bool] = True, preload: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None,
+                 backend: str = "auto") -> Pools:
     """Pools of Python ranks, the same ones for the same arguments, which stay until this process ends; of the server at $CPPOOL_ATTACH, if any."""
-    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())))
+    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())), backend)
     if key not in _shared:
-        _shared[key] = Pools(python=python, preload=preload, environment=environment, attach=os.environ.get("CPPOOL_ATTACH") or None)
+        _shared[key] = Pools(python=python, preload=preload, environment=environment, backend=backend, attach=os.environ.get("CPPOOL_ATTACH") or None)
     return _shared[key]
 
 

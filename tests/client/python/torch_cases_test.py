@@ -79,6 +79,17 @@ def test_what_a_rank_does_beside_its_group(pool, tmp_path, kind):
     assert bool(result.replaced) == (kind != "great flood") and call(pool, "reduce").ok
 
 
+def test_marked_tests(tmp_path):
+    """With the pytest that is beside torch, a later one than the other tests run with."""
+    (tmp_path / "test_marked.py").write_text(
+        "import cppool, pytest, torch, torch.distributed as dist\n"
+        "@cppool.ranks(2)\n@pytest.mark.parametrize('n', [2, 3])\ndef test_sum(world, n):\n"
+        "    one = torch.ones(1)\n    dist.all_reduce(one, group=world.group)\n    assert one.item() == n\n")
+    done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "cppool_preload=torch", "test_marked.py"], cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": os.path.join(BUILD, "python")}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "1 failed, 1 passed" in done.stdout and "E       assert 2.0 == 3" in done.stdout, done.stdout
+
+
 CLASSES = """
 import datetime, unittest, torch, torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
@@ -120,6 +131,30 @@ def test_torchs_continuous_tests(tmp_path):
     assert "2 failed, 5 passed, 2 skipped" in done.stdout, done.stdout
     # And the tests after it ran.
     assert "ValueError: planted" in done.stdout and ("which rank 1 has not entered" in done.stdout or TOO_BUSY in done.stdout)
+
+
+# As a machine with two GPUs and an NCCL whose ranks cannot share one.
+MORE_RANKS_THAN_GPUS = """
+import os, torch, torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest
+torch.cuda.device_count, torch.cuda.nccl.version = lambda: 2, lambda: (2, 28, 9)
+class OnTheHost(MultiProcContinuousTest):
+    world_size = 4
+    @classmethod
+    def backend_str(cls): return "gloo"
+    def test_group(self): self.assertEqual((dist.get_world_size(), os.environ["CUDA_VISIBLE_DEVICES"]), (4, ""))
+class OnGpus(OnTheHost):
+    @classmethod
+    def backend_str(cls): return "nccl"
+"""
+
+
+def test_torchs_continuous_tests_of_more_ranks_than_gpus(tmp_path):
+    (tmp_path / "test_classes.py").write_text(MORE_RANKS_THAN_GPUS)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": os.path.join(BUILD, "python")}
+    done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.torch_testing", "test_classes.py"], cwd=tmp_path,
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "1 passed, 1 skipped" in done.stdout and "4 ranks on 2 GPUs need NCCL 2.30" in done.stdout, done.stdout
 
 
 # As much of DeepSpeed and of its tests/unit/common.py as its tests need.
