@@ -55,7 +55,7 @@ std::string Listed(const Json& state) {
 ProcessRanks::ProcessRanks(UnderWay& under_way, Options options, Clock::time_point deadline)
     : under_way_(under_way), options_(std::move(options)), threads_(options_.world_size) {
   const auto start = Clock::now();
-  server_ = options_.start(deadline);
+  StartServer(deadline);
   const auto forks = Clock::now();
   world_ = server_->Fork(options_.world_size, options_.backend, deadline);
   server_ms_ = Milliseconds(forks - start);
@@ -65,6 +65,11 @@ ProcessRanks::ProcessRanks(UnderWay& under_way, Options options, Clock::time_poi
 
 ProcessRanks::~ProcessRanks() = default;
 
+void ProcessRanks::StartServer(Clock::time_point deadline) {
+  server_ = options_.start(deadline);
+  info_ = server_->info();
+}
+
 void ProcessRanks::Close() {
   world_ = {};
   server_.reset();
@@ -72,7 +77,7 @@ void ProcessRanks::Close() {
 
 Json ProcessRanks::init_ms() const {
   Json times = {{"fork server", server_ms_}, {"ranks", ranks_ms_}};
-  for (const auto& [module, ms] : server_->info().import_ms) times["import " + module] = ms;
+  for (const auto& [module, ms] : info_.import_ms) times["import " + module] = ms;
   return times;
 }
 
@@ -95,9 +100,8 @@ Json ProcessRanks::Hello() const {
       device["node"] = node;
     devices.push_back(std::move(device));
   }
-  const ForkServerInfo& info = server_->info();
   Json deferred = Json::array();
-  for (const auto& [module, why] : info.deferred) deferred.push_back({{"module", module}, {"why", why}});
+  for (const auto& [module, why] : info_.deferred) deferred.push_back({{"module", module}, {"why", why}});
   const std::string group = world_.ready.front().value("backend", "none");
   return {{"world_size", options_.world_size},
           {"backend", on_gpus ? "cuda" : "host"},
@@ -106,9 +110,9 @@ Json ProcessRanks::Hello() const {
           {"ranks", "processes"},
           {"python",
            {{"path", options_.python},
-            {"version", info.python},
-            {"torch", info.torch.empty() ? Json() : Json(info.torch)},
-            {"preloaded", info.preloaded},
+            {"version", info_.python},
+            {"torch", info_.torch.empty() ? Json() : Json(info_.torch)},
+            {"preloaded", info_.preloaded},
             {"deferred", std::move(deferred)}}}};
 }
 
@@ -171,13 +175,15 @@ void ProcessRanks::Ensure(Clock::time_point until) {
       std::all_of(world_.ranks.begin(), world_.ranks.end(), [](const auto& rank) { return !rank->End(); }))
     return;
   try {
-    if (!server_->KillAll(world_.ranks, Clock::now() + kKillLimit))
-      Log(LogLevel::kError, "a rank has not ended 5 s after SIGKILL: what it holds is lost");
-    if (const auto why = server_->Changed(std::min(until, Clock::now() + kAnswerLimit)); !why.empty()) {
-      Log(LogLevel::kInfo, "another fork server is started: " + why.front());
-      server_.reset();
-      server_ = options_.start(until);
+    if (server_) {
+      if (!server_->KillAll(world_.ranks, Clock::now() + kKillLimit))
+        Log(LogLevel::kError, "a rank has not ended 5 s after SIGKILL: what it holds is lost");
+      if (const auto why = server_->Changed(std::min(until, Clock::now() + kAnswerLimit)); !why.empty()) {
+        Log(LogLevel::kInfo, "another fork server is started: " + why.front());
+        server_.reset();
+      }
     }
+    if (!server_) StartServer(until);
     world_ = server_->Fork(options_.world_size, options_.backend, until);
   } catch (const StartError& error) {
     ready_ = false;

@@ -59,15 +59,18 @@ class ProcessRanks : public Ranks {
   };
   // Ranks that run no case now, where there are none. Throws Refusal.
   void Ensure(Clock::time_point until);
-  void Replace();                      // the next Ensure does it
-  std::string DescribeBefore() const;  // for people
+  void StartServer(Clock::time_point deadline);  // throws StartError
+  void Replace();                                // the next Ensure does it
+  std::string DescribeBefore() const;            // for people
   Once RunOnce(const protocol::RequestQueue::Entry& request, std::shared_ptr<const PreparedRun> prepared,
                const std::string& tag, Clock::time_point until, const RunTrace* trace);
 
   UnderWay& under_way_;
   const Options options_;
   RankThreads threads_;
-  std::shared_ptr<RankServer> server_;
+  std::shared_ptr<RankServer>
+      server_;           // null after one that could not be started: the next Ensure tries again
+  ForkServerInfo info_;  // of the last one that was
   RankServer::World world_;
   bool ready_ = false;  // `world_` can run a case
   // The cases that it has run, and what they had changed or left, in the form of RunResult::differed.

@@ -221,6 +221,12 @@ void AddTorchrun(CLI::App& app, const Streams& streams, int* exit_code) {
       *exit_code = kFailure;
       return;
     }
+    if (folder.string().find(':') != std::string::npos) {
+      streams.err << "cppool: " << folder.string()
+                  << " cannot be in PATH, whose entries end at a colon: install cppool elsewhere\n";
+      *exit_code = kFailure;
+      return;
+    }
     streams.out << folder.string() << "\n";
     *exit_code = kSuccess;
   });

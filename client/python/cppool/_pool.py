@@ -55,7 +55,7 @@ def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: S
                 seed: int = 0) -> dict[str, Any]:
     """The member `python` of a request, with the caller's folder and sys.path. target: "file.py:function", or "script.py"."""
     file, colon, name = target.rpartition(":")
-    if not colon or os.sep in name:
+    if not colon or os.sep in name or name.endswith(".py"):  # the path may have colons, too
         file, name = target, ""
     if kwargs is not None and not name or argv and name:
         raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv (a function of it is FILE.py:NAME)'}")
@@ -355,11 +355,12 @@ _shared: dict[tuple[Any, ...], Pools] = {}
 
 
 def shared_pools(python: Union[_Path, bool] = True, preload: Sequence[str] = (), environment: Optional[Mapping[str, str]] = None,
-                 launch: Optional[str] = None) -> Pools:
+                 backend: str = "auto", launch: Optional[str] = None) -> Pools:
     """Pools of Python ranks, the same ones for the same arguments, which stay until this process ends; of the server at $CPPOOL_ATTACH, if any."""
-    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())), launch)
+    key = (str(python), tuple(preload), tuple(sorted((environment or {}).items())), backend, launch)
     if key not in _shared:
-        _shared[key] = Pools(python=python, preload=preload, environment=environment, launch=launch, attach=os.environ.get("CPPOOL_ATTACH") or None)
+        _shared[key] = Pools(python=python, preload=preload, environment=environment, backend=backend, launch=launch,
+                             attach=os.environ.get("CPPOOL_ATTACH") or None)
     return _shared[key]
 
 

@@ -24,6 +24,8 @@ _root = ""  # of the tests, whose changed files are loaded anew
 
 def _pools() -> Pools:
     library = os.path.dirname(os.path.dirname(os.path.abspath(sys.modules["deepspeed"].__file__ or "")))
+    if os.pathsep in library:
+        raise pytest.UsageError(f"deepspeed is in {library}, which cannot be in PYTHONPATH, whose entries end at a colon: move it")
     return shared_pools(preload=["torch", "deepspeed"], environment={"PYTHONPATH": os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))})
 
 

@@ -6,17 +6,19 @@ torch/testing/_internal/common_distributed.py.
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import queue
+import sys
 import tempfile
 import unittest
 from typing import Any, Optional
 
 import pytest
 
-from ._pool import PoolError, caller, shared_pools
+from ._pool import PoolError, Pools, caller, shared_pools
 
 
 class _Process:
@@ -44,17 +46,28 @@ class _Tasks:
                 completion.put(outcome)
 
 
+def _pools(test: Any, world_size: int) -> Pools:
+    """Throws SkipTest. More ranks than GPUs are for classes on the host, unless this NCCL has ranks that share a GPU."""
+    cuda = sys.modules["torch"].cuda
+    count, of_nccl = cuda.device_count(), "nccl" in (test.backend_str() or "")
+    crowded = 0 < count < world_size
+    if crowded and of_nccl and cuda.nccl.version() < (2, 30):
+        raise unittest.SkipTest(f"{world_size} ranks on {count} GPUs need NCCL 2.30")
+    return shared_pools(preload=["torch.testing._internal.common_distributed"], backend="host" if crowded and not of_nccl else "auto")
+
+
 def _outcome(test: type, world_size: int, test_id: str) -> Any:
     """As a worker puts it: the test's id, or an exception."""
     file = inspect.getfile(test)
     case = {"function": f"{os.path.abspath(__file__)}:run_on_rank", "roots": [os.path.dirname(os.path.abspath(file))], **caller(),
             "kwargs": {"module": test.__module__, "file": os.path.abspath(file), "name": test.__name__, "test_id": test_id}}
-    pools = shared_pools(preload=["torch.testing._internal.common_distributed"])
     try:
-        pool = pools.at(world_size)
+        pool = _pools(test, world_size).at(world_size)
         # Options and backends that the warm group was made without.
         own_group = test.opts() is not None or test.backend_str() not in (None, pool.hello()["transport"])  # type: ignore[attr-defined]
         result = pool.run_python(case, deadline=float(test.timeout.total_seconds()), own_group=own_group)  # type: ignore[attr-defined]
+    except unittest.SkipTest as skip:
+        return skip
     except PoolError as error:
         return RuntimeError(str(error))
     if result.status == "skipped":
@@ -64,8 +77,6 @@ def _outcome(test: type, world_size: int, test_id: str) -> Any:
 
 def run_on_rank(world: Any, module: str, file: str, name: str, test_id: str) -> None:
     """The test of the class on one rank, as MultiProcContinuousTest's own worker runs it."""
-    import sys
-
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
     sys.path.insert(0, os.path.dirname(file))
@@ -102,3 +113,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
     MultiProcContinuousTest.setUp = without_poison
     MultiProcContinuousTest._spawn_processes = classmethod(_spawn_processes)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the daemons of all classes beside the first test."""
+    from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+    if session.config.option.collectonly:
+        return
+    for test in {item.cls for item in session.items if inspect.isclass(getattr(item, "cls", None))}:
+        if issubclass(test, MultiProcContinuousTest):
+            size = inspect.getattr_static(test, "world_size")
+            size = size.fget(object.__new__(test)) if isinstance(size, property) else size
+            if size > 0:  # else it is the number of devices
+                with contextlib.suppress(unittest.SkipTest):
+                    _pools(test, size).warm([size])

@@ -75,6 +75,7 @@ FAULTS = {
     "exception": raise_error, "assertion": fail_assertion, "memory": grow, "exit": lambda _: sys.exit(3), "_exit": lambda _: os._exit(5),
     "abort": lambda _: os.abort(), "segmentation fault": lambda _: ctypes.string_at(0), "sleep": lambda _: time.sleep(1000),
     "GIL": lambda _: ctypes.PyDLL(None).sleep(1000), "stop": stop, "flood": lambda _: print("x" * 3_000_000),
+    "great flood": lambda _: print("\n".join(["x" * 999] * 70_000)),
     "thread": lambda _: threading.Thread(target=time.sleep, args=[1000], name="left over", daemon=True).start(),
     "child": leave_child, "orphan": leave_orphan, "setsid orphan": lambda folder: leave_orphan(folder, start_new_session=True)}
 

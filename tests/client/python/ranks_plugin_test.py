@@ -192,6 +192,8 @@ def test_failure(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchrun(tmp_path, workers):
     (tmp_path / "test_torchrun.py").write_text(TORCHRUN_TESTS)
+    if workers:
+        pytest.importorskip("xdist")
     environment = {**os.environ, "SEEN": str(tmp_path / "seen")}
     environment.pop("CPPOOL_ATTACH", None)
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "cppool.torchrun", *(["-n", str(workers)] if workers else []), str(tmp_path)],

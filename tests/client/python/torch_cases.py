@@ -34,7 +34,16 @@ def fail_assertion():
     assert torch.equal(torch.ones(2), torch.zeros(2))
 
 
-FAULTS = {"exception": raise_error, "assertion": fail_assertion, "exit": lambda: sys.exit(3), "_exit": lambda: os._exit(5), "abort": os.abort,
+def grow():
+    import resource
+    pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 28), resource.RLIM_INFINITY))
+    held = []
+    while True:
+        held.append(torch.ones(1 << 22))
+
+
+FAULTS = {"exception": raise_error, "memory": grow, "assertion": fail_assertion, "exit": lambda: sys.exit(3), "_exit": lambda: os._exit(5), "abort": os.abort,
           "segmentation fault": lambda: ctypes.string_at(0), "sleep": lambda: time.sleep(1000), "GIL": lambda: ctypes.PyDLL(None).sleep(1000),
           "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP)}
 

@@ -24,7 +24,7 @@ def pools(request, tmp_path_factory):
         yield pools
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[1, 2, 4, 8])
 def pool(pools, request):
     return pools.at(request.param)
 
@@ -45,12 +45,22 @@ def test_lent_and_own(pool):
     assert call(pool, "reduce").ok
 
 
-@pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("exit", "sys.exit(3)"),
+def test_another_torch_than_the_preloaded_one(pool, tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    result = call(pool, "reduce")
+    assert result.failure.kind == "invalid_request" and f"{tmp_path}/torch/__init__.py is another torch than the one that is preloaded" in result.error
+    monkeypatch.undo()
+    assert call(pool, "reduce").ok
+
+
+@pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("memory", "can't allocate memory"), ("exit", "sys.exit(3)"),
                                         ("_exit", "exited with code 5"), ("abort", "killed by signal 6"), ("segmentation fault", "killed by signal 11")])
 def test_the_cause_comes_first(pool, kind, text):
     result = call(pool, "fault", {"kind": kind}, verdict=False)
     assert result.failure.rank == pool.world_size - 1 and text in result.error and result.failure.stage == "fault", result.describe()
-    assert call(pool, "reduce").ok
+    assert (result.failure.kind == "out_of_memory") == (kind == "memory") and call(pool, "reduce").ok
 
 
 @pytest.mark.parametrize("kind", ["sleep", "GIL", "stop"])
@@ -58,10 +68,28 @@ def test_who_has_not_entered_the_collective(pool, kind):
     result = call(pool, "fault", {"kind": kind}, deadline=3)
     culprit = pool.world_size - 1
     assert (result.failure.kind, result.failure.rank) == ("timeout", culprit), result.describe()
-    waits = result.ranks[0].error
-    assert TOO_BUSY in waits or ("all_reduce" in waits and f"rank {culprit} has not entered" in waits)
-    assert f"others wait for rank {culprit}" in result.error
+    for rank in result.ranks[:-1]:
+        assert TOO_BUSY in rank.error or ("all_reduce" in rank.error and f"rank {culprit} has not entered" in rank.error), result.describe()
+    assert culprit == 0 or f"others wait for rank {culprit}" in result.error
     assert call(pool, "reduce").ok
+
+
+@pytest.mark.parametrize("kind", ["great flood", "thread", "child", "orphan", "setsid orphan"])
+def test_what_a_rank_does_beside_its_group(pool, tmp_path, kind):
+    result = pool.call(f"{pathlib.Path(CASES).with_name('ranks_cases.py')}:fault", {"folder": str(tmp_path), "kind": kind})
+    assert result.ok and list(result.left or ()) == {"great flood": [], "thread": ["threads"]}.get(kind, ["children"]), result.describe()
+    assert bool(result.replaced) == (kind != "great flood") and call(pool, "reduce").ok
+
+
+def test_marked_tests(tmp_path):
+    """With the pytest that is beside torch, a later one than the other tests run with."""
+    (tmp_path / "test_marked.py").write_text(
+        "import cppool, pytest, torch, torch.distributed as dist\n"
+        "@cppool.ranks(2)\n@pytest.mark.parametrize('n', [2, 3])\ndef test_sum(world, n):\n"
+        "    one = torch.ones(1)\n    dist.all_reduce(one, group=world.group)\n    assert one.item() == n\n")
+    done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "cppool_preload=torch", "test_marked.py"], cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": os.path.join(BUILD, "python")}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "1 failed, 1 passed" in done.stdout and "E       assert 2.0 == 3" in done.stdout, done.stdout
 
 
 CLASSES = """
@@ -105,6 +133,30 @@ def test_torchs_continuous_tests(tmp_path):
     assert "2 failed, 5 passed, 2 skipped" in done.stdout, done.stdout
     # And the tests after it ran.
     assert "ValueError: planted" in done.stdout and ("which rank 1 has not entered" in done.stdout or TOO_BUSY in done.stdout)
+
+
+# As a machine with two GPUs and an NCCL whose ranks cannot share one.
+MORE_RANKS_THAN_GPUS = """
+import os, torch, torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest
+torch.cuda.device_count, torch.cuda.nccl.version = lambda: 2, lambda: (2, 28, 9)
+class OnTheHost(MultiProcContinuousTest):
+    world_size = 4
+    @classmethod
+    def backend_str(cls): return "gloo"
+    def test_group(self): self.assertEqual((dist.get_world_size(), os.environ["CUDA_VISIBLE_DEVICES"]), (4, ""))
+class OnGpus(OnTheHost):
+    @classmethod
+    def backend_str(cls): return "nccl"
+"""
+
+
+def test_torchs_continuous_tests_of_more_ranks_than_gpus(tmp_path):
+    (tmp_path / "test_classes.py").write_text(MORE_RANKS_THAN_GPUS)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": os.path.join(BUILD, "python")}
+    done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.torch_testing", "test_classes.py"], cwd=tmp_path,
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert "1 passed, 1 skipped" in done.stdout and "4 ranks on 2 GPUs need NCCL 2.30" in done.stdout, done.stdout
 
 
 # As much of DeepSpeed and of its tests/unit/common.py as its tests need.

@@ -118,6 +118,16 @@ def test_more_ranks_than_gpus():
     print(str(caught.value).splitlines()[0])
 
 
+def test_a_module_that_opens_cuda_at_import(tmp_path):
+    (tmp_path / "opens_cuda.py").write_text("import os, torch\ntorch.cuda.init()\nimported_by = os.getpid()\n")
+    (tmp_path / "case.py").write_text("import os, opens_cuda\ndef who(): return [opens_cuda.imported_by, os.getpid()]\n")
+    with cppool.Pool(GPUS, python=True, preload=["torch", "opens_cuda"], backend="cuda", environment={"PYTHONPATH": str(tmp_path)}, start_limit=120.0) as pool:
+        python = pool.hello()["python"]
+        assert python["preloaded"] == ["torch"] and [each["module"] for each in python["deferred"]] == ["opens_cuda"], python
+        assert all(value[0] == value[1] for value in (rank.extra["value"] for rank in pool.call(f"{tmp_path}/case.py:who").ranks))
+        assert call(pool, "reduce").ok
+
+
 def test_on_the_host():
     with cppool.Pool(2, python=True, preload=["torch"], backend="host", start_limit=120.0) as pool:
         assert pool.hello()["transport"] == "gloo"

@@ -245,6 +245,7 @@ def main(arguments):
     user_threads = {name: os.environ.get(name) for name in SINGLE}
     os.environ.pop("PYTEST_CURRENT_TEST", None)  # of a pytest that started the daemon
     os.environ.update({**DEFAULTS, **os.environ, **SINGLE})
+    code.preloaded.update(options["--preload"])
     import_ms, deferred = [], dict(entry.split("=", 1) for entry in options["--defer"])
     for module in options["--preload"]:
         if module in deferred:
@@ -268,7 +269,7 @@ def main(arguments):
     gc.freeze()  # ranks then share this memory, and do not search it
     prctl(PR_SET_PDEATHSIG, 0)
     torch = sys.modules.get("torch")
-    channel.send("ready", pid=server.pid, python=".".join(map(str, sys.version_info[:3])), torch=torch and str(torch.__version__),
+    channel.send("ready", pid=server.pid, python=".".join(map(str, sys.version_info[:3])), torch=str(getattr(torch, "__version__", "")) or None,
                  preloaded=[module for module in options["--preload"] if module not in deferred],
                  deferred=[{"module": module, "why": why} for module, why in deferred.items()], import_ms=import_ms)
     try:

@@ -20,6 +20,9 @@ _INSTALLED = re.compile(r"(^|/)(python[\d.]*(\.zip)?|lib-dynload|site-packages|d
 MAX_DIGESTS = 4096
 
 
+preloaded = set()  # names of modules that the fork server was asked to import
+
+
 class CannotLoad(Exception):
     """Text for people: what is wrong with what a request names."""
 
@@ -53,6 +56,7 @@ class Code:
         self.base_path = list(sys.path)
         self.roots = ()
         self.known_digests = {}  # path -> signature, digest
+        self.checked = []  # entries of sys.path that find the preloaded modules
         self.files = {}  # of the user -> signature when it was read
         self.imported_before = False
         sys.dont_write_bytecode = True
@@ -113,6 +117,19 @@ class Code:
             if isinstance(path, str) and path not in self.files and self.is_users(path):
                 self.files[path] = signature(path)
 
+    def check_preloaded(self, path):
+        """Throws CannotLoad where the caller's sys.path finds another module first than the one that is imported and stays."""
+        if path == self.checked:
+            return
+        for name in sorted({name.partition(".")[0] for name in preloaded}):
+            loaded = getattr(sys.modules.get(name), "__file__", None)
+            found = (os.path.join(folder, end) for folder in path for end in (os.path.join(name, "__init__.py"), f"{name}.py"))
+            first = next(filter(os.path.isfile, found), None) if loaded else None
+            if first and not os.path.samefile(first, loaded):
+                raise CannotLoad(f"{first} is another {name} than the one that is preloaded, {loaded}: take its folder off sys.path, or start the "
+                                 "pool with it in PYTHONPATH (the option environment)")
+        self.checked = path
+
     def prepare(self, file, frame):
         """file: None where pytest finds the files, of which none may be loaded. Makes what imports depend on that of the request. Returns the modules that were dropped because a file had changed."""
         first = []
@@ -126,6 +143,7 @@ class Code:
         self.roots = tuple(os.path.join(each(root), "") for root in roots for each in (os.path.realpath, os.path.abspath))
         given = [entry for entry in frame.get("path", ()) if entry and not _INSTALLED.search(entry)]
         sys.path[:] = dict.fromkeys([*first, *given, *self.base_path])
+        self.check_preloaded([*given, *self.base_path])
         if frame.get("cwd"):
             os.chdir(frame["cwd"])
         changed = self.changed()

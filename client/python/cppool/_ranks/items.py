@@ -104,6 +104,7 @@ class Items:
         reporter = config.pluginmanager.get_plugin("terminalreporter")  # its options are needed, as that of assertions
         if reporter is not None:
             config.pluginmanager.unregister(reporter)
+            config.get_terminal_writer = lambda: reporter._tw  # pytest 8 and later highlight comparisons with it
 
     def pytest_internalerror(self, excrepr):
         print(excrepr, file=sys.stderr)

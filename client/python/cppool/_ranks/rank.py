@@ -62,7 +62,7 @@ def kind_of(error):
         return "unsupported", False
     if isinstance(error, AssertionError) or (name == "Failed" and type(error).__module__ == "_pytest.outcomes"):
         return "mismatch", False
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)):
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text:
         return "out_of_memory", False
     if isinstance(error, (CannotLoad, SyntaxError)):
         return "invalid_request", False

@@ -1,0 +1,192 @@
+"""Bad input of cases in Python: each is an error that names what is wrong and what to do, and the pool's next case passes."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import cppool
+import pytest
+
+from support import BUILD
+
+CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with cppool.Pools(python=True, backend="host", start_limit=60.0) as pools:
+        yield pools
+
+
+@pytest.fixture
+def pool(pools):
+    pool = pools.at(2)
+    pid = pool.hello()["pid"]
+    yield pool
+    assert pool.call(function("passes")).ok and pool.hello()["pid"] == pid
+
+
+def function(name):
+    return f"{CASES}:{name}"
+
+
+def write(file, text):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_python_without_torch(tmp_path):
+    """Runs cases; what needs torch says so."""
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    with cppool.Pool(1, python=environment / "bin" / "python", backend="host") as pool:
+        assert pool.call(function("passes")).ok and pool.hello()["python"]["torch"] is None
+        result = pool.call(write(tmp_path / "of_torch.py", "import torch\ndef case(): pass\n") + ":case")
+        assert result.failure.kind == "internal" and "No module named 'torch'" in result.error, result.describe()
+        assert "of_torch.py\", line 1" in result.ranks[0].traceback and pool.call(function("passes")).ok
+    for options, text in (({"preload": ["torch"]}, f"--preload torch: it cannot be imported by {environment}/bin/python"),
+                          ({"backend": "cuda"}, "--preload torch")):
+        with pytest.raises(cppool.PoolError) as caught:
+            cppool.Pool(1, python=environment / "bin" / "python", **options).hello()
+        assert caught.value.kind == "start" and text in str(caught.value)
+
+
+def test_another_module_than_the_preloaded_one(tmp_path, monkeypatch):
+    """The one that is imported stays, so a case that would find another must not run with it unawares."""
+    for folder in ("first", "second"):
+        write(tmp_path / folder / "library.py", f"version = '{folder}'\n")
+    case = write(tmp_path / "case.py", "import library\ndef version(): return library.version\n") + ":version"
+    with cppool.Pool(2, python=True, backend="host", preload=["library"], environment={"PYTHONPATH": str(tmp_path / "first")}) as pool:
+        for _ in range(2):
+            assert pool.call(case).ranks[1].extra["value"] == "first"
+            with monkeypatch.context() as changes:
+                changes.syspath_prepend(tmp_path / "second")
+                result = pool.call(case)
+            assert (result.status, result.failure.kind) == ("error", "invalid_request"), result.describe()
+            assert f"{tmp_path}/second/library.py is another library than the one that is preloaded, {tmp_path}/first/library.py" in result.error
+            assert "PYTHONPATH" in result.error and not result.replaced
+
+
+def test_an_environment_that_is_gone(tmp_path):
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    with cppool.Pool(2, python=environment / "bin" / "python", backend="host") as pool:
+        assert pool.call(function("passes")).ok
+        pid = pool.hello()["pid"]
+        shutil.rmtree(environment)
+        os.kill(server_of(pid), signal.SIGKILL)
+        result = pool.call(function("passes"))
+        assert result.status == "error" and f"{environment}/bin/python" in result.error and "cannot be started" in result.error, result.describe()
+        assert pool.hello()["pid"] == pid and pool.call(function("passes")).error == result.error
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+        assert pool.call(function("passes")).ok and pool.hello()["pid"] == pid
+
+
+def server_of(daemon):
+    for task in os.listdir(f"/proc/{daemon}/task"):
+        for child in pathlib.Path(f"/proc/{daemon}/task/{task}/children").read_text().split():
+            if "_ranks" in pathlib.Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
+    raise AssertionError("there is no fork server")
+
+
+# As the process sees itself after the driver has been started: a descriptor of a device.
+OPENS_CUDA = """import os
+device, read = os.open("/dev/null", os.O_RDONLY), os.readlink
+os.readlink = lambda path, **more: "/dev/nvidiactl" if path == f"/proc/self/fd/{device}" else read(path, **more)
+imported_by = os.getpid()
+"""
+
+
+def test_a_module_that_opens_cuda_at_import(tmp_path):
+    """Ranks cannot be forked with it: it is named, and each rank imports it."""
+    write(tmp_path / "opens_cuda.py", OPENS_CUDA)
+    write(tmp_path / "harmless.py", "import os\nimported_by = os.getpid()\n")
+    case = write(tmp_path / "case.py", "import os, harmless, opens_cuda\ndef who(): return [harmless.imported_by, opens_cuda.imported_by, os.getpid()]\n")
+    lines = []
+    with cppool.Pool(2, python=True, backend="host", preload=["opens_cuda", "harmless"], environment={"PYTHONPATH": str(tmp_path)},
+                     on_stderr=lines.append) as pool:
+        assert pool.hello()["python"]["preloaded"] == ["harmless"]
+        assert pool.hello()["python"]["deferred"] == [{"module": "opens_cuda", "why": "it opens /dev/nvidiactl"}]
+        values = [rank.extra["value"] for rank in pool.call(f"{case}:who").ranks]
+        assert [value[1] for value in values] == [value[2] for value in values] and values[0][0] == values[1][0] != values[0][2]
+    assert any("opens_cuda cannot be imported before the fork, since it opens /dev/nvidiactl; each rank imports it" in line for line in lines), lines
+
+
+def test_a_syntax_error(pool, tmp_path):
+    for target, error in ((":case", "invalid syntax"), ("", "invalid syntax")):
+        result = pool.call(write(tmp_path / "wrong.py", "def case(): pass\ndef f(: pass\n") + target)
+        assert (result.status, result.failure.kind) == ("error", "invalid_request") and error in result.error, result.describe()
+        assert "wrong.py\", line 2" in result.error
+
+
+def test_a_path_with_a_colon(pool, tmp_path):
+    folder = tmp_path / "a:b"
+    case = write(folder / "my:case.py", "import os, beside\ndef name(): return beside.name\nassert __name__ != '__main__' or os.environ['RANK']\n")
+    write(folder / "beside.py", "name = 'beside'\n")
+    assert pool.call(f"{case}:name").ranks[1].extra["value"] == "beside"
+    assert pool.call(case).ok
+    result = pool.call(f"{folder}/my:other.py")
+    assert result.failure.kind == "invalid_request" and f"there is no file {folder}/my:other.py" in result.error, result.describe()
+    # PATH cannot have such a folder.
+    (folder / "bin").mkdir()
+    (folder / "share" / "cppool" / "shims").mkdir(parents=True)
+    (folder / "share" / "cppool" / "shims" / "torchrun").touch()
+    shutil.copy(os.path.join(BUILD, "bin", "cppool"), folder / "bin")
+    done = subprocess.run([folder / "bin" / "cppool", "shims"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0 and "cannot be in PATH" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("target, text", [("{}:none", "has no function none"), ("{}:not_callable", "not_callable"), ("{}:coroutine", "coroutine"),
+                                          ("/nonexistent.py:x", "there is no file /nonexistent.py"), ("/nonexistent.py", "there is no file")])
+def test_what_cannot_be_run(pool, target, text):
+    result = pool.call(target.format(CASES))
+    assert (result.status, result.failure.kind) == ("error", "invalid_request") and text in result.error, result.describe()
+    assert pool.call(function("passes")).ok
+
+
+def test_arguments_that_are_no_json(pool):
+    with pytest.raises((TypeError, ValueError)):
+        pool.call(function("passes"), {"text": object()})
+    with pytest.raises(ValueError, match="which takes kwargs"):
+        pool.call(function("passes"), argv=["a"])
+
+
+@pytest.mark.parametrize("what", ["file", "deep", "long"])
+def test_a_result_that_cannot_be_sent(pool, what):
+    result = pool.call(function("unsendable"), {"what": what})
+    assert result.status == "error" and "result" in result.error, result.describe()
+
+
+def test_the_other_kind_is_refused(pool):
+    result = pool.run({"max_seqlen_q": 64})
+    assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
+    with cppool.Pool(2, backend="host") as threads:
+        result = threads.call(function("passes"))
+        assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
+
+
+@pytest.mark.parametrize("member, text", [({"fresh": True}, "needs \"python\""), ({"python": {}}, "none of"), ({"python": {"function": "x"}}, "absolute"),
+                                          ({"python": {"script": "/x"}, "kernels": "cppool"}, "for cases of libraries"),
+                                          ({"python": {"script": "/x", "kwargs": {}}}, "is for"), ({"python": {"script": "/x", "env": {"A=": "secret"}}}, "no variable"),
+                                          ({"python": {"script": "/x", "env": {"A": 3}}}, "a string without NUL"), ({"python": {"scrip": "/x"}}, "script")])
+def test_bad_requests(pool, member, text):
+    with pytest.raises(ValueError) as caught:
+        pool._ask(json.dumps({"op": "run", **member}).encode())
+    assert text in str(caught.value) and "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), ({"python": "/bin/true"}, "is it a Python"),
+                                           ({"python": True, "preload": ["no_such_module"]}, "no_such_module"),
+                                           ({"python": True, "backend": "cuda"}, "torch"), ({"python": True, "case_files": ["/x.so"]}, "--case"),
+                                           ({"python": True, "transport": "peer"}, "--transport")])
+def test_a_pool_that_cannot_start(options, text):
+    with pytest.raises(cppool.PoolError) as caught:
+        cppool.Pool(1, **options).hello()
+    assert caught.value.kind == "start" and text in str(caught.value)
+    with pytest.raises(ValueError, match="python=True"):
+        cppool.Pool(1, preload=["torch"])
