@@ -99,8 +99,9 @@ class Report : public kernels::AttentionReport {
     }
     if (failed_block_.empty()) failed_block_ = verdict.block;
   }
-  void Moves(kernels::Transfers transfers) override {
+  void Moves(kernels::Transfers transfers, kernels::Launches launches) override {
     c_->result(c_, "transfers", transfers == kernels::Transfers::kPeer ? "\"peer\"" : "\"comm\"");
+    c_->result(c_, "launches", launches == kernels::Launches::kOne ? "\"one\"" : "\"steps\"");
   }
   void Digest(std::uint64_t digest) override {
     char json[24];

@@ -31,6 +31,7 @@ class HostWorld {
   ~HostWorld();
 
   int size() const { return size_; }
+  bool has_mail() const { return mail_ != nullptr; }  // all calls are letters
   MemoryGate& memory() { return memory_; }
   WakeUp& wake_up(int rank) { return wake_ups_[static_cast<std::size_t>(rank)]; }
 
