@@ -264,7 +264,7 @@ double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked,
     const auto bytes = [&](Launches launches) {
       return AttentionBytes(family, WithLaunches(asked, launches), world_size, host);
     };
-    const bool one = !WhyNotOneLaunch(family, asked, world_size);
+    const bool one = !WhyNotOneLaunch(family, asked);
     return std::max(bytes(Launches::kSteps), one ? bytes(Launches::kOne) : 0);
   }
   const AttentionSpec spec = WithWorld(asked, world_size);

@@ -148,21 +148,26 @@ ArrivingKeys HeadRingSchedule::StartArrivals(Block own) {
   transfers.into = {buffers_.k_slots.at(0), buffers_.v_slots.at(0)};
   for (int head = 0; head < heads; head += at_once) {
     const int count = std::min(at_once, heads - head);
-    const std::string what = "heads " + std::to_string(head) + " to " + std::to_string(head + count - 1) +
-                             " of keys and values";
+    const std::string what =
+        "heads " + std::to_string(head) + " to " + std::to_string(head + count - 1) + " of keys and values";
     // Rows of some heads, in the step's slot at the receiver.
     const auto rows = [&](std::size_t index, std::size_t buffer, const TensorRef& tensor, int dim) {
       const std::size_t width = static_cast<std::size_t>(dim) * SizeOf(tensor.dtype);
-      const std::size_t pitch = width * static_cast<std::size_t>(heads), first = width * static_cast<std::size_t>(head);
+      const std::size_t pitch = width * static_cast<std::size_t>(heads),
+                        first = width * static_cast<std::size_t>(head);
       const auto count_rows = static_cast<std::size_t>(use_.block_kv);
-      return RingPiece::Rows{static_cast<const std::byte*>(tensor.data) + first, buffer,
-                             (index - 1) * count_rows * pitch + first, pitch,
-                             width * static_cast<std::size_t>(count), count_rows};
+      return RingPiece::Rows{static_cast<const std::byte*>(tensor.data) + first,
+                             buffer,
+                             (index - 1) * count_rows * pitch + first,
+                             pitch,
+                             width * static_cast<std::size_t>(count),
+                             count_rows};
     };
     for (std::size_t i = 1; i < steps_.size(); ++i) {
       transfers.arriving.push_back({Before(steps_[i]), what});
       if (!steps_[i].serves) continue;
-      transfers.leaving.push_back({After(steps_[i]), keys.Piece(static_cast<std::int64_t>(i), head),
+      transfers.leaving.push_back({After(steps_[i]),
+                                   keys.Piece(static_cast<std::int64_t>(i), head),
                                    {rows(i, 0, own.k, spec_.dim_qk), rows(i, 1, own.v, spec_.dim_v)},
                                    StageName("forward", StepName(steps_[i]) + ": keys and values")});
     }

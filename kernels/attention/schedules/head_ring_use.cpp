@@ -9,7 +9,8 @@ constexpr int kMostPieces = 8;  // of a block
 
 // Returns how many key/value heads a piece of at least `least` bytes has, where a head has `bytes`.
 int HeadsPerPiece(int heads, std::size_t bytes, std::size_t least) {
-  const auto wanted = static_cast<int>(std::min((least + bytes - 1) / bytes, static_cast<std::size_t>(heads)));
+  const auto wanted =
+      static_cast<int>(std::min((least + bytes - 1) / bytes, static_cast<std::size_t>(heads)));
   return std::max(wanted, (heads + kMostPieces - 1) / kMostPieces);
 }
 
@@ -114,7 +115,8 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
 
   const Capabilities can = block.capabilities();
   if (one_launch) {
-    const std::size_t bytes = static_cast<std::size_t>(block_kv * std::min(shape.dim_qk, shape.dim_v)) * SizeOf(moved.k);
+    const std::size_t bytes =
+        static_cast<std::size_t>(block_kv * std::min(shape.dim_qk, shape.dim_v)) * SizeOf(moved.k);
     heads_per_piece = HeadsPerPiece(shape.kv_heads, bytes, can.arriving_piece_bytes);
   }
   if (serves == 0 || last_attended == 0 || spec.fp8 || !can.accumulates_gradients || !can.splits_keys) return;

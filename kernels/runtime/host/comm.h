@@ -133,9 +133,10 @@ std::unique_ptr<CommOp> MakeRecv(HostComm& comm, int rank, int peer, std::uint64
                                  std::size_t bytes);
 std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t position,
                                        const CollectiveCall& call);
-// ring.cpp: a piece of a pass that leaves, and the wait for one that arrives. `what` lives as long as the case.
+// ring.cpp: a piece of a pass that leaves, and the wait for one that arrives. `what` lives as long as the
+// case.
 std::unique_ptr<CommOp> MakeRingSend(HostComm& comm, std::uint32_t pass, RingPiece piece);
-std::unique_ptr<CommOp> MakeRingArrival(HostComm& comm, int member, std::uint32_t pass, std::size_t piece, int from,
-                                        const char* what);
+std::unique_ptr<CommOp> MakeRingArrival(HostComm& comm, int member, std::uint32_t pass, std::size_t piece,
+                                        int from, const char* what);
 
 }  // namespace cppool::kernels::host

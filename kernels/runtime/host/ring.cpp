@@ -16,7 +16,10 @@ namespace cppool::kernels::host {
 class RingSendOp final : public CommOp {
  public:
   RingSendOp(HostComm& comm, std::uint32_t pass, RingPiece piece)
-      : comm_(comm), to_(comm.rings_[static_cast<std::size_t>(piece.to)]), pass_(pass), piece_(std::move(piece)) {}
+      : comm_(comm),
+        to_(comm.rings_[static_cast<std::size_t>(piece.to)]),
+        pass_(pass),
+        piece_(std::move(piece)) {}
 
   bool Ready() const override { return to_.posted.load(std::memory_order_relaxed) == pass_; }
   bool Step() override {
@@ -70,8 +73,8 @@ class RingArrivalOp final : public CommOp {
 std::unique_ptr<CommOp> MakeRingSend(HostComm& comm, std::uint32_t pass, RingPiece piece) {
   return std::make_unique<RingSendOp>(comm, pass, std::move(piece));
 }
-std::unique_ptr<CommOp> MakeRingArrival(HostComm& comm, int member, std::uint32_t pass, std::size_t piece, int from,
-                                        const char* what) {
+std::unique_ptr<CommOp> MakeRingArrival(HostComm& comm, int member, std::uint32_t pass, std::size_t piece,
+                                        int from, const char* what) {
   return std::make_unique<RingArrivalOp>(comm, member, pass, piece, from, what);
 }
 
@@ -92,7 +95,8 @@ Arrivals HostRank::StartRing(RingTransfers transfers, cppool_comm comm, cppool_s
   Side& side = At(comm);
   HostComm& group = *side.comm;
   if (group.mail() || group_depth_ > 0 || transfers.arriving.size() > kMostRingPieces)
-    throw RuntimeError(CPPOOL_INTERNAL, "ring transfers with letters, in a group of calls, or of too many pieces");
+    throw RuntimeError(CPPOOL_INTERNAL,
+                       "ring transfers with letters, in a group of calls, or of too many pieces");
   const std::uint32_t pass = ++side.rings;
   const int member = side.rank;
   at.Push(HostStream::Run::kUnlessFailed,

@@ -35,6 +35,26 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
     p.out = EncodeRows({call.out, call.rows_q, call.work.query_step, map.heads, Config::kDimV}, 16);
   p.work = call.work;
   p.map = map;
+  p.heads_at_once = map.heads;
+  if (const ArrivingCall& arriving = call.arriving; arriving.flags) {
+    // A group of heads has about a tile for each multiprocessor: its keys are needed first, and the next ones
+    // arrive under it. All heads of a group are of one piece.
+    const int wanted = (call.multiprocessors + call.work.busy_tiles - 1) / std::max(call.work.busy_tiles, 1);
+    const int most = arriving.heads_per_piece * map.group;
+    p.heads_at_once = std::clamp(wanted, 1, most);
+    while (most % p.heads_at_once != 0) ++p.heads_at_once;
+    const std::int64_t rows = (arriving.blocks - 1) * arriving.block_rows;
+    p.arriving.k =
+        EncodeRows({arriving.k, rows, call.work.key_step, map.kv_heads, Config::kDimQk}, Config::kBlock);
+    p.arriving.v =
+        EncodeRows({arriving.v, rows, call.work.key_step, map.kv_heads, Config::kDimV}, Config::kBlock);
+    p.arriving.flags = arriving.flags;
+    p.arriving.control = arriving.control;
+    p.arriving.pass = arriving.pass;
+    p.arriving.block_rows = static_cast<int>(arriving.block_rows);
+    p.arriving.blocks = arriving.blocks;
+    p.arriving.heads_per_piece = arriving.heads_per_piece;
+  }
   p.accumulator = call.accumulator;
   p.out_rows = call.out;
   p.lse = call.lse;

@@ -32,8 +32,8 @@ struct Capabilities {
   // Forward continues from (accumulator, lse) in fp32 and adds the softmax offset at the end. Without it each
   // block's own out and lse are merged by TensorOps::Merge.
   bool continues_softmax = false;
-  // Forward takes blocks of keys that arrive while it runs (ArrivingKeys), best in pieces of a tensor of at least
-  // so many bytes; 0: it does not.
+  // Forward takes blocks of keys that arrive while it runs (ArrivingKeys), best in pieces of a tensor of at
+  // least so many bytes; 0: it does not.
   std::size_t arriving_piece_bytes = 0;
   // Backward makes dq, or dk and dv, alone. Without it a schedule asks for all three of the same block.
   bool gradients_apart = false;

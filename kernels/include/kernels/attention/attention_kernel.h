@@ -76,8 +76,8 @@ struct BiasArgs {
 
 // Blocks of keys that arrive while the kernel runs, one after another in memory: those of the plan behind the
 // first block, which is the call's `k` and `v` (Layout::block_rows). A piece is some key/value heads of a
-// block: piece g * (blocks - 1) + b - 1 has the heads from g * heads_per_piece on of block b. The kernel works
-// on the first block's keys first, and on the heads in their order.
+// block: piece g * (blocks - 1) + b - 1 has the heads from g * heads_per_piece on of block b. The kernel
+// works on the first block's keys first, and on the heads in their order.
 struct ArrivingKeys {
   TensorRef k, v;
   std::int64_t block_rows = 0;  // 0: there are none

@@ -1,5 +1,5 @@
-// The forward pass of a ring in one launch on the host runtime: every piece of keys and values comes under the
-// kernel, with a flag of its own, and each output is what it is in steps.
+// The forward pass of a ring in one launch on the host runtime: every piece of keys and values comes under
+// the kernel, with a flag of its own, and each output is what it is in steps.
 #include <functional>
 #include <utility>
 #include <vector>
@@ -58,20 +58,19 @@ TEST_CASE("one launch waits for every piece, however late it is") {
 
 TEST_CASE("one launch is for rings of keys that kernels can take while they come") {
   const AttentionFamily& host = *AttentionFamilies("host").front();
-  const auto why = [&](const AttentionFamily& family, int ranks, const std::function<void(AttentionSpec&)>& change) {
-    AttentionSpec spec = One(ranks, CpCommType::kP2p);
+  const auto why = [&](const AttentionFamily& family, const std::function<void(AttentionSpec&)>& change) {
+    AttentionSpec spec = One(2, CpCommType::kP2p);
     change(spec);
-    return WhyNotOneLaunch(family, spec, ranks).value_or("");
+    return WhyNotOneLaunch(family, spec).value_or("");
   };
-  CHECK(why(host, 2, [](AttentionSpec&) {}).empty());
-  CHECK(why(host, 1, [](AttentionSpec&) {}) == "a world of one rank has no ring");
+  CHECK(why(host, [](AttentionSpec&) {}).empty());
   for (const CpCommType comm : {CpCommType::kA2a, CpCommType::kA2aP2p}) {
-    CHECK(why(host, 4, [&](AttentionSpec& spec) { spec.comm = comm; }) ==
+    CHECK(why(host, [&](AttentionSpec& spec) { spec.comm = comm; }) ==
           "it is for cp_comm_type 'p2p' and 'all_gather'");
   }
-  CHECK(why(host, 2, [](AttentionSpec& spec) { spec.transfers = Transfers::kComm; }) ==
+  CHECK(why(host, [](AttentionSpec& spec) { spec.transfers = Transfers::kComm; }) ==
         "keys then come by calls of the transport (transfers 'comm')");
-  CHECK(why(LimitedFamily{Capabilities{}}, 2, [](AttentionSpec&) {}) ==
+  CHECK(why(LimitedFamily{Capabilities{}}, [](AttentionSpec&) {}) ==
         "the kernels 'limited' do not take keys that arrive while they run here");
-  CHECK(why(host, 2, [](AttentionSpec& spec) { spec.fp8.emplace(); }) != "");
+  CHECK(why(host, [](AttentionSpec& spec) { spec.fp8.emplace(); }) != "");
 }

@@ -72,7 +72,7 @@ TEST_CASE("a schedule allocates exactly the memory that it declares") {
           RequireExact(world, host, spec, size);
           RequireExact(world, limited, spec, size);
           spec.launches = Launches::kOne;
-          if (!WhyNotOneLaunch(host, spec, size)) RequireExact(world, host, spec, size);
+          if (!WhyNotOneLaunch(host, spec)) RequireExact(world, host, spec, size);
         }
       }
     }
