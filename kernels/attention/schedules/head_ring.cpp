@@ -148,8 +148,9 @@ ArrivingKeys HeadRingSchedule::StartArrivals(Block own) {
   transfers.into = {buffers_.k_slots.at(0), buffers_.v_slots.at(0)};
   for (int head = 0; head < heads; head += at_once) {
     const int count = std::min(at_once, heads - head);
+    const std::string last = std::to_string(head + count - 1);
     const std::string what =
-        "heads " + std::to_string(head) + " to " + std::to_string(head + count - 1) + " of keys and values";
+        (count == 1 ? "head " : "heads " + std::to_string(head) + " to ") + last + " of keys and values";
     // Rows of some heads, in the step's slot at the receiver.
     const auto rows = [&](std::size_t index, std::size_t buffer, const TensorRef& tensor, int dim) {
       const std::size_t width = static_cast<std::size_t>(dim) * SizeOf(tensor.dtype);
@@ -233,6 +234,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.out = {buffers_.out.get(), dtypes.out};
     args.lse = buffers_.lse.get<float>();
   }
+  if (arriving_) Mark("forward", "all steps");
   CommAfterMain();
   const auto attend = [&](const BlockPlan& plan, const Block& block, bool first, bool last) {
     args.plan = &plan;
@@ -250,7 +252,6 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     }
   };
   if (arriving_) {
-    Mark("forward", "all steps");
     args.arriving = StartArrivals(own);
     begin();
     attend(*arriving_, own, true, true);

@@ -27,7 +27,8 @@ __device__ __forceinline__ Item ItemOf(const ForwardParameters& p, int item) {
 template <typename Config>
 __device__ __forceinline__ void AwaitPiece(const ForwardParameters& p, const Shared<Config>& shared,
                                            int block, int kv_head) {
-  constexpr unsigned long long kNotedNs = 1'000'000, kLimitNs = kRingWaitSeconds * 1'000'000'000ull;
+  constexpr unsigned long long kLookNs = 1'000'000;  // between two looks at what the host says
+  constexpr unsigned long long kLimitNs = kRingWaitSeconds * 1'000'000'000ull;
   auto& control = *shared.control;
   const int heads = kv_head / p.arriving.heads_per_piece;
   if (control.arrived_piece != heads) {
@@ -42,18 +43,18 @@ __device__ __forceinline__ void AwaitPiece(const ForwardParameters& p, const Sha
   if (ptx::LoadAcquireSystem(flag) != p.arriving.pass) {
     RingControl* const ring = p.arriving.control;
     const unsigned long long begin = ptx::NowNs();
-    bool noted = false;
+    unsigned long long look = kLookNs;
 #pragma unroll 1
     while (ptx::LoadAcquireSystem(flag) != p.arriving.pass) {
       __nanosleep(100);
       const unsigned long long waited = ptx::NowNs() - begin;
-      if (waited < kNotedNs) continue;
-      if (!noted) ptx::StoreSystem(&ring->awaited, piece + 1);
-      noted = true;
+      if (waited < look) continue;
+      look += kLookNs;
+      ptx::StoreSystem(&ring->awaited, piece + 1);
       if (ptx::LoadAcquireSystem(&ring->aborted) || ptx::LoadAcquireSystem(&ring->late)) break;
       if (waited > kLimitNs) ptx::StoreSystem(&ring->late, piece + 1);
     }
-    if (noted) ptx::StoreSystem(&ring->awaited, 0);
+    if (look > kLookNs) ptx::StoreSystem(&ring->awaited, 0);
   }
   ptx::FenceGlobalForCopies();
 }
