@@ -1,6 +1,6 @@
 // Copies to the other ranks of a ring under a kernel that is to work with what arrives: piece by piece, each
-// with a flag of its receiver behind it in stream order. All copies of a pass are enqueued after one meeting of
-// the ranks and before the kernel, which waits for a piece where it needs it; no event orders the two.
+// with a flag of its receiver behind it in stream order. All copies of a pass are enqueued after one meeting
+// of the ranks and before the kernel, which waits for a piece where it needs it; no event orders the two.
 //
 // Flags count passes: a piece is there when its flag has the number of the pass. Nothing is reset.
 #pragma once

@@ -16,6 +16,15 @@ void LoadForward() {
   LoadKernel(&ForwardKernel<T, Config>, Config::kSharedBytes);
 }
 
+// Returns how many of a piece's query heads have a busy tile for each multiprocessor, a divisor of their
+// number: these tiles come first, and the next piece arrives under them.
+inline int HeadsAtOnce(const ForwardCall& call, int heads_of_piece) {
+  const int busy = std::max(call.work.busy_tiles, 1);
+  int heads = std::clamp((call.multiprocessors + busy - 1) / busy, 1, heads_of_piece);
+  while (heads_of_piece % heads != 0) ++heads;
+  return heads;
+}
+
 template <typename T, typename Config>
 void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   const HeadMap& map = call.map;
@@ -37,12 +46,7 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   p.map = map;
   p.heads_at_once = map.heads;
   if (const ArrivingCall& arriving = call.arriving; arriving.flags) {
-    // A group of heads has about a tile for each multiprocessor: its keys are needed first, and the next ones
-    // arrive under it. All heads of a group are of one piece.
-    const int wanted = (call.multiprocessors + call.work.busy_tiles - 1) / std::max(call.work.busy_tiles, 1);
-    const int most = arriving.heads_per_piece * map.group;
-    p.heads_at_once = std::clamp(wanted, 1, most);
-    while (most % p.heads_at_once != 0) ++p.heads_at_once;
+    p.heads_at_once = HeadsAtOnce(call, arriving.heads_per_piece * map.group);
     const std::int64_t rows = (arriving.blocks - 1) * arriving.block_rows;
     p.arriving.k =
         EncodeRows({arriving.k, rows, call.work.key_step, map.kv_heads, Config::kDimQk}, Config::kBlock);

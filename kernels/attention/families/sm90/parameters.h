@@ -43,7 +43,7 @@ struct Fp8Parameters {
 
 // Blocks of keys behind the first one, which arrive while the kernel runs (ArrivingKeys).
 struct ArrivingParameters {
-  CUtensorMap k;               // boxes as of the first block's
+  CUtensorMap k;  // boxes as of the first block's
   CUtensorMap v;
   const std::uint32_t* flags;  // NULL: there are no such blocks
   RingControl* control;

@@ -15,7 +15,8 @@ enum class CpCommType { kP2p, kAllGather, kA2a, kA2aP2p };
 // How keys, values, heads and their gradients go from rank to rank: by calls on the world's communicators, or
 // by copies between devices. kAuto: by copies where all devices reach each other.
 enum class Transfers { kAuto, kComm, kPeer };
-// Of the forward pass of a ring: a launch of the kernel for each step, or one of a kernel that keys arrive under.
+// Of the forward pass of a ring: a launch of the kernel for each step, or one of a kernel that keys arrive
+// under.
 enum class Launches { kAuto, kSteps, kOne };
 enum class AttnMaskType {
   kNoMask,
