@@ -1,4 +1,5 @@
 #include "tests/end_to_end/attention_smoke.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 

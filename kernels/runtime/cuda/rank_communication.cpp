@@ -68,7 +68,7 @@ void CudaRank::Collect(const CollectiveCall& call, cppool_comm comm, cudaStream_
 Arrivals CudaRank::StartRing(RingTransfers transfers, cppool_comm comm, cudaStream_t stream) {
   const RingHooks hooks{[&](const RingPiece& piece) {
                           MarkStage(stream, piece.stage.c_str());
-                          BeginTransfer(stream, "send to", piece.bytes(), piece.to, comm);
+                          BeginTransfer(stream, "push to", piece.bytes(), piece.to, comm);
                         },
                         [&] { EndCall(); }};
   const bool leaves = !transfers.leaving.empty();

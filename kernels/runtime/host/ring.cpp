@@ -104,7 +104,7 @@ Arrivals HostRank::StartRing(RingTransfers transfers, cppool_comm comm, cppool_s
   for (RingPiece& piece : transfers.leaving) {
     CheckPeer(side, piece.to, "a piece of ring transfers");
     MarkStage(stream, piece.stage.c_str());
-    TraceSlice* const slice = trace_ ? TraceTransfer(at, side, "send", piece.bytes(), piece.to) : nullptr;
+    TraceSlice* const slice = trace_ ? TraceTransfer(at, side, "push", piece.bytes(), piece.to) : nullptr;
     auto op = MakeRingSend(group, pass, std::move(piece));
     op->slice = slice;
     Submit(at, std::move(op));
