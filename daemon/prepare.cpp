@@ -21,8 +21,12 @@ using protocol::Json;
 // The cppool_validation of a case's `validate`, and what the case reported through it.
 class Validation {
  public:
-  Validation(const PreparedRun& run, const Json& given, const char* backend, int world_size)
-      : given_(given), kernels_wanted_(run.wanted_kernels), reader_(run.params, run.registered.schema) {
+  Validation(const PreparedRun& run, const Json& given, const char* backend, int world_size,
+             const std::function<bool(double)>& has_room)
+      : given_(given),
+        kernels_wanted_(run.wanted_kernels),
+        has_room_(has_room),
+        reader_(run.params, run.registered.schema) {
     c_.abi = CPPOOL_CASE_ABI;
     c_.struct_size = sizeof(c_);
     c_.backend = backend;
@@ -44,6 +48,10 @@ class Validation {
     };
     c_.fail = [](cppool_validation* c, const char* detail) { Self(c).detail_ = detail ? detail : ""; };
     c_.needs = [](cppool_validation* c, double bytes) { Self(c).bytes_per_rank_ = bytes; };
+    c_.has_room = [](cppool_validation* c, double bytes) -> int {
+      const auto& has_room = Self(c).has_room_;
+      return !has_room || has_room(bytes);
+    };
     c_.replace_params = [](cppool_validation* c, const char* text) { Self(c).replaced_ = text ? text : ""; };
     c_.prepare = [](cppool_validation* c, void* object, void (*release)(void*)) {
       Self(c).prepared_ = std::shared_ptr<const void>(object, [object, release](const void*) {
@@ -86,6 +94,7 @@ class Validation {
   cppool_validation c_{};
   const Json& given_;
   const WantedKernels& kernels_wanted_;
+  const std::function<bool(double)>& has_room_;
   ParameterReader reader_;
   std::string detail_;
   double bytes_per_rank_ = 0;
@@ -146,9 +155,10 @@ kernels::Fault ToFault(const Fault& request, int world_size, const std::optional
           means->write_answer};
 }
 
-void AskCase(PreparedRun& run, const Json& given, const std::string& backend, int world_size) {
+void AskCase(PreparedRun& run, const Json& given, const std::string& backend, int world_size,
+             const std::function<bool(double)>& has_room) {
   const cppool_case* definition = run.registered.definition;
-  Validation validation(run, given, backend.c_str(), world_size);
+  Validation validation(run, given, backend.c_str(), world_size, has_room);
   cppool_status status = CPPOOL_OK;
   try {
     const kernels::FloatEnvironment kept;
@@ -193,7 +203,8 @@ void CheckTrace(const std::string& file) {
 std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                      const std::string& backend, int world_size,
                                      const std::optional<FaultMeans>& faults,
-                                     const std::function<WantedKernels()>& load_kernels) {
+                                     const std::function<WantedKernels()>& load_kernels,
+                                     const std::function<bool(double)>& has_room) {
   auto run = std::make_shared<PreparedRun>();
   run->registered = FindCase(registry, request.case_name);
   run->options = request;
@@ -210,7 +221,7 @@ std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protoco
                                          : request.params;
   run->params = protocol::ValidateParameters(given, run->registered.schema);
   run->params_json = run->params.dump();
-  if (run->registered.definition->validate) AskCase(*run, given, backend, world_size);
+  if (run->registered.definition->validate) AskCase(*run, given, backend, world_size, has_room);
   if (const auto seed = run->params.find("seed"); seed != run->params.end() && seed->is_number_unsigned()) {
     run->seed = seed->get<std::uint64_t>();
   }
@@ -224,6 +235,14 @@ bool FitsInPieces(const PreparedRun& run, World& world) {
     const kernels::MemoryInfo memory = world.rank(world.place().first + rank).Memory();
     const auto held = static_cast<double>(memory.held_bytes);
     if (bytes > held / 2 && bytes > static_cast<double>(memory.free_bytes) - held) return false;
+  }
+  return true;
+}
+
+bool HasRoom(double bytes_per_rank, World& world) {
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (!world.rank(world.place().first + rank).HasRoom(bytes_per_rank * world.RanksSharingMemoryOf(rank)))
+      return false;
   }
   return true;
 }

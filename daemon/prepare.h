@@ -66,15 +66,18 @@ void CheckTrace(const std::string& file);
 
 // Checks case, names, types and ranges, then calls the case's `validate`. Throws InvalidRequest or Refusal.
 // Allocates nothing on a device. Without `faults` a request with a fault is refused. `load_kernels` is called
-// for a case that chooses kernels.
+// for a case that chooses kernels. `has_room`: as cppool_validation's; without it there is room.
 std::shared_ptr<PreparedRun> Prepare(const CaseRegistry& registry, const protocol::RunRequest& request,
                                      const std::string& backend, int world_size,
                                      const std::optional<FaultMeans>& faults = std::nullopt,
-                                     const std::function<WantedKernels()>& load_kernels = {});
+                                     const std::function<WantedKernels()>& load_kernels = {},
+                                     const std::function<bool(double)>& has_room = {});
 
 // Whether every device has enough memory for its ranks, even if what the pool holds lies in pieces. The ranks
 // must be idle.
 bool FitsInPieces(const PreparedRun& run, World& world);
+// Whether every device has so much free memory for each of its ranks. The ranks must be idle.
+bool HasRoom(double bytes_per_rank, World& world);
 // Throws Refusal(kOutOfMemory) when a device has less free memory than its ranks need together. The ranks
 // must be idle.
 void CheckMemory(const PreparedRun& run, World& world);

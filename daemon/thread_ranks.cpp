@@ -202,10 +202,15 @@ std::shared_ptr<const PreparedRun> ThreadRanks::PrepareRun(const protocol::RunRe
   std::shared_ptr<PreparedRun> prepared;
   {
     const HostScope check_scope(host, "check parameters");
-    prepared =
-        Prepare(*cases, request, world_.backend().name(), world_.place().world_size, options_.faults, [&] {
+    prepared = Prepare(
+        *cases, request, world_.backend().name(), world_.place().world_size, options_.faults,
+        [&] {
           const HostScope libraries_scope(host, "open libraries");
           return LoadKernels(request, until);
+        },
+        [&](double bytes_per_rank) {
+          world_.FinishTrim();
+          return HasRoom(bytes_per_rank, world_);
         });
   }
   const HostScope memory_scope(host, "check memory");

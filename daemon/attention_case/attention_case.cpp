@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "daemon/attention_case/files.h"
 #include "daemon/attention_case/resolve.h"
 #include "kernels/attention/run.h"
+#include "kernels/attention/schedule.h"
 #include "kernels/backend.h"
 #include "kernels/error.h"
 
@@ -28,6 +30,17 @@ struct Prepared {
   std::shared_ptr<const kernels::AttentionFamily> family;
 };
 
+// Refuses what cannot be one launch on any machine, and takes steps where `one_fits` says that there is too
+// little memory for it.
+void SetLaunches(kernels::AttentionSpec& spec, const kernels::AttentionFamily& family, int world_size,
+                 const std::function<bool()>& one_fits) {
+  using kernels::Launches;
+  if (spec.launches == Launches::kSteps || world_size == 1) return;
+  const auto why = kernels::WhyNotOneLaunch(family, spec);
+  if (why && spec.launches == Launches::kOne) throw Refused(CPPOOL_UNSUPPORTED, "launches 'one': " + *why);
+  if (why || (spec.launches == Launches::kAuto && !one_fits())) spec.launches = Launches::kSteps;
+}
+
 cppool_status Validate(cppool_validation* v) {
   try {
     const cppool_attention_kernel* kernel = nullptr;
@@ -37,14 +50,17 @@ cppool_status Validate(cppool_validation* v) {
         Json::parse(v->params_json), [v](const std::string& name) { return v->given(v, name.c_str()) != 0; });
     const Json& params = prepared->params;
     attention_case::CheckRelations(params, v->world_size);
-    const kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
-    if (spec.transfers == kernels::Transfers::kPeer && std::string_view(v->backend) == "host")
+    kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
+    const bool on_host = std::string_view(v->backend) == "host";
+    if (spec.transfers == kernels::Transfers::kPeer && on_host)
       throw Refused(CPPOOL_UNSUPPORTED, "transfers 'peer' copies between GPUs, and the backend is host");
     prepared->family = attention_case::ChooseKernels(kernel, v->backend, spec, v->world_size);
     const kernels::AttentionFamily& family = *prepared->family;
     if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec, v->world_size);
     if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
-    v->needs(v, kernels::AttentionBytes(family, spec, v->world_size, std::string_view(v->backend) == "host"));
+    const auto bytes = [&] { return kernels::AttentionBytes(family, spec, v->world_size, on_host); };
+    SetLaunches(spec, family, v->world_size, [&] { return !on_host && v->has_room(v, bytes()); });
+    v->needs(v, bytes());
     const Json names{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
     // A library's names may be any bytes.
     v->kernels(v, names.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
@@ -100,8 +116,9 @@ class Report : public kernels::AttentionReport {
     }
     if (failed_block_.empty()) failed_block_ = verdict.block;
   }
-  void Moves(kernels::Transfers transfers) override {
+  void Moves(kernels::Transfers transfers, kernels::Launches launches) override {
     c_->result(c_, "transfers", transfers == kernels::Transfers::kPeer ? "\"peer\"" : "\"comm\"");
+    c_->result(c_, "launches", launches == kernels::Launches::kOne ? "\"one\"" : "\"steps\"");
   }
   void Digest(std::uint64_t digest) override {
     char json[24];

@@ -80,6 +80,10 @@ extern const cppool_parameter kParameters[] = {
         "how tensors go from rank to rank: comm: calls of the transport; peer: copies between GPUs, which "
         "need "
         "no SM, also beside NCCL; auto: peer where all GPUs reach each other. ranks in the answer say which"),
+    Word("launches", "\"auto\"", R"(["auto", "steps", "one"])",
+         "p2p and all_gather, forward pass: steps: a launch of the kernel for each part of the keys; one: "
+         "one launch that other ranks' keys arrive under, with one rank per GPU; auto: one where it can be "
+         "and its memory is free. ranks in the answer say which"),
     Word(
         "attn_mask_type", "\"causal\"",
         R"(["no_mask", "causal", "causal_bottom_right", "padding", "padding_causal", "padding_causal_bottom_right"])",

@@ -22,6 +22,7 @@ using kernels::AttnMaskType;
 using kernels::BiasType;
 using kernels::CpCommType;
 using kernels::Dtype;
+using kernels::Launches;
 using kernels::QkvFormat;
 using kernels::SoftmaxType;
 using kernels::Transfers;
@@ -223,6 +224,8 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
   spec.transfers =
       Choose<Transfers>(params, "transfers",
                         {{"auto", Transfers::kAuto}, {"comm", Transfers::kComm}, {"peer", Transfers::kPeer}});
+  spec.launches = Choose<Launches>(
+      params, "launches", {{"auto", Launches::kAuto}, {"steps", Launches::kSteps}, {"one", Launches::kOne}});
   spec.mask =
       Choose<AttnMaskType>(params, "attn_mask_type",
                            {{"no_mask", AttnMaskType::kNoMask},

@@ -15,6 +15,8 @@
 #include "kernels/error.h"
 #include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
+#include "kernels/ring_transfers.h"
+#include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
 namespace {
@@ -193,6 +195,17 @@ Place PlaceOf(cppool_runtime* rank) {
 
 Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {
   return OnHost(runtime->backend) ? Group{} : OpenCudaModule().copy_group(runtime, shape);
+}
+
+std::optional<std::string> WhyNoRing(cppool_runtime* runtime) {
+  return OnHost(runtime->backend) ? static_cast<host::HostRank*>(runtime->self)->WhyNoRing()
+                                  : OpenCudaModule().why_no_ring(runtime);
+}
+
+Arrivals StartRing(cppool_runtime* runtime, RingTransfers transfers, cppool_comm comm, cppool_stream stream) {
+  return OnHost(runtime->backend)
+             ? static_cast<host::HostRank*>(runtime->self)->StartRing(std::move(transfers), comm, stream)
+             : OpenCudaModule().start_ring(runtime, std::move(transfers), comm, stream);
 }
 
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {

@@ -45,6 +45,15 @@ Group CopyGroup(cppool_runtime* runtime, GroupShape shape) {
   return group;
 }
 
+std::optional<std::string> WhyNoRing(cppool_runtime* runtime) {
+  return static_cast<CudaRank*>(runtime->self)->WhyNoRing();
+}
+
+Arrivals StartRing(cppool_runtime* runtime, RingTransfers transfers, cppool_comm comm, cppool_stream stream) {
+  return static_cast<CudaRank*>(runtime->self)
+      ->StartRing(std::move(transfers), comm, reinterpret_cast<cudaStream_t>(stream));
+}
+
 }  // namespace
 }  // namespace cppool::kernels::cuda
 
@@ -52,6 +61,7 @@ extern "C" __attribute__((visibility("default"))) const cppool::kernels::CudaMod
   namespace cuda = cppool::kernels::cuda;
   static const cppool::kernels::CudaModule module{
       cppool::kernels::SeamId(), cppool::kernels::Commit(), &cuda::CreateBackend, &cuda::CudaFamilies,
-      &cuda::PlaceOfRank,        &cuda::CopyGroup,          &cuda::MakeTensorOps, &cuda::MakeCheckKernels};
+      &cuda::PlaceOfRank,        &cuda::CopyGroup,          &cuda::WhyNoRing,     &cuda::StartRing,
+      &cuda::MakeTensorOps,      &cuda::MakeCheckKernels};
   return &module;
 }

@@ -246,6 +246,8 @@ TEST_CASE("the memory needed by all ranks that share a device is checked before 
   CHECK(Has(answer.at("error"), "0.501 GiB"));
   inside.world.threads().Wait();
   CHECK(CallsOf(*inside.fake, "0").size() <= calls + 1);  // a trim may still have been running
+  CHECK(inside.Run({{"action", "ask for room"}, {"needs", 512.0 * 1024 * 1024}}).at("status") == "passed");
+  CHECK(inside.Run({{"action", "ask for room"}, {"needs", 513.0 * 1024 * 1024}}).at("error") == "no room");
   CHECK(inside.Run().at("status") == "passed");
 }
 

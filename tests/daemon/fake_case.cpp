@@ -35,6 +35,8 @@ cppool_status Validate(cppool_validation* v) {
     return CPPOOL_INTERNAL;
   if (action == "given" && (v->given(v, "flag") || v->given(v, "maybe") || !v->given(v, "number")))
     return CPPOOL_INTERNAL;
+  if (action == "ask for room" && !v->has_room(v, v->number(v, "needs")))
+    return v->fail(v, "no room"), CPPOOL_UNSUPPORTED;
   v->needs(v, v->number(v, "needs"));
   return CPPOOL_OK;
 }

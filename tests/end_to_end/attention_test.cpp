@@ -1,4 +1,5 @@
 #include "tests/end_to_end/attention_smoke.h"
+#include "tests/files.h"
 
 namespace cppool::test {
 
@@ -63,6 +64,51 @@ TEST_CASE(
   const auto line = daemon.ReadLine();
   REQUIRE(line);
   CHECK(Json::parse(*line).at("status") == "passed");
+}
+
+TEST_CASE("one launch on the host has to be asked for, and is refused where it cannot be") {
+  DaemonProcess daemon(Host(2));
+  const auto run = [&](Json params) {
+    params["max_seqlen_q"] = 32;
+    return daemon.Ask({{"op", "run"}, {"params", params}});
+  };
+  for (const char* launches : {"auto", "steps", "one"}) {
+    for (const char* comm : {"p2p", "all_gather"}) {
+      const Json answer = run({{"launches", launches}, {"cp_comm_type", comm}});
+      CHECK(answer.at("status") == "passed");
+      for (const Json& rank : answer.at("ranks"))
+        CHECK(rank.at("launches") == (launches == std::string("one") ? "one" : "steps"));
+    }
+  }
+  const auto refused = [&](Json params) {
+    params["launches"] = "one";
+    const Json answer = run(params);
+    CHECK(answer.at("status") == "skipped");
+    return answer.at("error").get<std::string>();
+  };
+  CHECK(refused({{"cp_comm_type", "a2a"}}) ==
+        "launches 'one': it is for cp_comm_type 'p2p' and 'all_gather'");
+  CHECK(refused({{"transfers", "comm"}}) ==
+        "launches 'one': keys then come by calls of the transport (transfers 'comm')");
+  CHECK(refused({{"dtype", "fp8"}}) ==
+        "launches 'one': the kernels 'host' do not take keys that arrive while they run here");
+  CHECK(run({{"launches", "two"}}).at("failure").at("kind") == "invalid_request");
+}
+
+TEST_CASE("the report of a passed deadline names the piece of keys that a rank waits for") {
+  DaemonProcess daemon(Host(2, {"--allow-faults"}));
+  daemon.Ask({{"op", "hello"}});
+  daemon.Send(Json{{"op", "run"},
+                   {"deadline_ms", 1000},
+                   {"fault", {{"kind", "stall"}, {"rank", 1}, {"stage", "forward/"}}},
+                   {"params", {{"max_seqlen_q", 32}, {"launches", "one"}}}}
+                  .dump());
+  const Json answer = daemon.ReadAnswer();
+  INFO(answer.dump(1));
+  CHECK(answer.at("failure").at("kind") == "timeout");
+  CHECK(answer.at("failure").at("rank") == 1);
+  CHECK(Has(answer.at("error"),
+            "rank 0: forward/p2p all steps, waiting for head 0 of keys and values from rank 1"));
 }
 
 }  // namespace cppool::test

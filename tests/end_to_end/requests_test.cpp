@@ -135,10 +135,10 @@ TEST_CASE("hello describes the world") {
     CHECK(hello.at("protocol") == 1);
     CHECK(hello.at("protocol_minor") == 5);
     std::vector<std::string> features = {
-        "a2a_size",     "cancel",    "crash_line", "digests",  "dump",     "fp8",        "idle_exit",
-        "inapplicable", "inputs",    "kernels",    "leaks",    "load",     "perturb",    "profile",
-        "progress",     "ratio",     "samples",    "sampling", "stack",    "start_line", "status",
-        "trace",        "transfers", "validate",   "waits",    "warnings", "worst"};
+        "a2a_size",     "cancel",   "crash_line", "digests",  "dump",     "fp8",      "idle_exit",
+        "inapplicable", "inputs",   "kernels",    "launches", "leaks",    "load",     "perturb",
+        "profile",      "progress", "ratio",      "samples",  "sampling", "stack",    "start_line",
+        "status",       "trace",    "transfers",  "validate", "waits",    "warnings", "worst"};
     if (faults) features.emplace_back("fault");
     std::sort(features.begin(), features.end());
     std::vector<std::string> named = hello.at("features");

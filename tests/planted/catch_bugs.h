@@ -28,6 +28,11 @@ inline bool IsOfFp8(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("fp8_");
 }
 
+// Those are caught by cases with `launches=one`.
+inline bool IsOfOneLaunch(const cppool::kernels::PlantableBug& bug) {
+  return std::string_view(bug.name).starts_with("one_launch_");
+}
+
 inline bool IsOfLastTile(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("last_tile_");
 }
@@ -39,13 +44,14 @@ inline void PassesWithoutBug(const std::vector<std::string>& common) {
   CHECK(none.other == std::vector<std::string>{});
 }
 
-inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std::string> common) {
+inline void CatchesBug(const cppool::kernels::PlantableBug& bug, std::vector<std::string> common,
+                       const CellFilters& cells = kSmallSuite) {
   common.insert(common.end(), {"--perturb", ""});
   Caught caught;
   int runs = 0;
   while (caught.failed.empty() && runs < kMaxRuns) {
     common.back() = std::to_string(++runs);
-    caught = RunCells(bug.name, kSmallSuite, common);
+    caught = RunCells(bug.name, cells, common);
   }
   CAPTURE(bug.name);
   REQUIRE(caught.failed != std::vector<std::string>{});

@@ -33,6 +33,11 @@ enum class Bug {
   kLastTileZero,    // the last rows of an output are zero: output seed % 16 of the case, 64 rows, or 8 from
                     // seed 16 on, or 1 from 32 on
   kLastTileBefore,  // they hold the rows before them
+  // In one launch, on the host runtime.
+  kOneLaunchFlagWait,   // a piece's flag is raised before the piece is copied
+  kOneLaunchEpochWait,  // the number of the pass does not rise, so that flags of the pass before stand for
+                        // this one's
+  kOneLaunchHeads,      // a piece has the keys and values of the heads before
   // In the host's kernels.
   kOffsetPerBlock,     // the softmax offset is added to the denominator with every block
   kLseNotMerged,       // out is merged with the out of an earlier block, but lse is not

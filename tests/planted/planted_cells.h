@@ -18,6 +18,18 @@ using CellFilters = std::vector<std::vector<std::string>>;  // filters of severa
 inline const std::vector<std::string> kInferenceCells = {"row=fused:cp_2_4", "qkv_format=bshd",
                                                          "suite=matrix"};
 
+// Cells and parameters of one launch.
+inline const CellFilters kOneLaunchCells = {{"row=padding_causal", "row=gqa_two_kv_heads",
+                                             "row=unequal_window", "row=max_logit_bias_thd",
+                                             "cp_comm_type=p2p", "cp_comm_type=all_gather"}};
+inline const std::vector<std::string> kOneLaunch = {"--param", "launches=one"};
+
+inline std::vector<std::string> operator+(std::vector<std::string> words,
+                                          const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 // Cases of fp8, by their parameters, on two ranks. The last two have enough elements for statistics.
 using CaseParameters = std::vector<std::vector<std::string>>;
 inline const CaseParameters kFp8Cases = [] {

@@ -172,6 +172,9 @@ struct cppool_validation {
    * is NULL. On any status but CPPOOL_OK there is none, and the reason is given as by `fail`: return the
    * status. */
   cppool_status (*kernel)(cppool_validation*, const struct cppool_attention_kernel** kernel);
+  /* Whether every rank has so much device memory free now: for a case that can do with less. `needs` is then
+   * what it does with. */
+  int (*has_room)(cppool_validation*, double bytes_per_rank);
 };
 
 /* Keys of a request that a case knows what to do with; a request with another is refused before `validate`.

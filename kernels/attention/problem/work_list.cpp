@@ -19,7 +19,11 @@ std::int64_t VisiblePairs(Band band, std::int64_t query, std::int64_t n, std::in
   return PairsBelow(query - key + band.high + 1, n, m) - PairsBelow(query - key + band.low, n, m);
 }
 
-// Joins a layout's neighbouring segments that continue each other in rows and positions.
+std::int64_t BlockOf(std::int64_t row, const Layout& layout) {
+  return layout.block_rows > 0 ? row / layout.block_rows : 0;
+}
+
+// Joins a layout's neighbouring segments that continue each other in rows and positions, in one block.
 std::vector<Segment> Joined(const Layout& layout) {
   std::vector<Segment> joined;
   joined.reserve(layout.segments.size());
@@ -28,7 +32,8 @@ std::vector<Segment> Joined(const Layout& layout) {
     if (!joined.empty()) {
       Segment& last = joined.back();
       if (last.sequence == segment.sequence && last.position + last.length == segment.position &&
-          last.row + std::int64_t{last.length} * layout.row_step == segment.row) {
+          last.row + std::int64_t{last.length} * layout.row_step == segment.row &&
+          BlockOf(last.row, layout) == BlockOf(segment.row, layout)) {
         last.length += segment.length;
         continue;
       }
@@ -118,6 +123,17 @@ WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const 
   }
   MostWorkFirst(work, list.tiles);
   return list;
+}
+
+void OrderByBlock(WorkList& list, const Layout& key, bool last_first) {
+  if (key.block_rows == 0) return;
+  for (const Tile& tile : list.tiles) {
+    std::stable_sort(list.ranges.begin() + tile.range_begin, list.ranges.begin() + tile.range_end,
+                     [&](const Range& a, const Range& b) {
+                       const std::int64_t of_a = BlockOf(a.row, key), of_b = BlockOf(b.row, key);
+                       return last_first ? of_a > of_b : of_a < of_b;
+                     });
+  }
 }
 
 std::size_t WorkListBytes(Side self, const Layout& query, const Layout& key, int tile_rows) {

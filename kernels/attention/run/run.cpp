@@ -21,13 +21,17 @@ AttentionSpec WithWorld(AttentionSpec spec, int world_size) {
   spec.mx_world_size = world_size;
   return spec;
 }
+AttentionSpec WithLaunches(AttentionSpec spec, Launches launches) {
+  spec.launches = launches;
+  return spec;
+}
 
 class AttentionRun {
  public:
   AttentionRun(cppool_runtime* rt, const AttentionFamily& family, const AttentionSpec& spec,
                AttentionReport& report)
       : rt_(rt),
-        spec_(WithWorld(spec, rt->world_size)),
+        spec_(WithLaunches(WithWorld(spec, rt->world_size), LaunchesOf(rt, family, spec))),
         report_(report),
         attention_(rt, family),
         check_(MakeCheckKernels(rt)),
@@ -40,7 +44,7 @@ class AttentionRun {
     if (checks || spec_.deterministic) check_->Load();
     const bool trials = checks && attention_.attention->takes_trials();
     if (trials) attention_.attention->AllowTrials();
-    if (rt_->world_size > 1) report_.Moves(TransfersOf(rt_, spec_));
+    if (rt_->world_size > 1) report_.Moves(TransfersOf(rt_, spec_), spec_.launches);
     auto schedule = MakeSchedule(rt_, attention_, spec_);
     // Everything that a check needs is loaded before the first collective too: see Load().
     std::unique_ptr<Schedule> reference;
@@ -256,6 +260,13 @@ void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const 
 }
 
 double AttentionBytes(const AttentionFamily& family, const AttentionSpec& asked, int world_size, bool host) {
+  if (asked.launches == Launches::kAuto) {
+    const auto bytes = [&](Launches launches) {
+      return AttentionBytes(family, WithLaunches(asked, launches), world_size, host);
+    };
+    const bool one = !WhyNotOneLaunch(family, asked);
+    return std::max(bytes(Launches::kSteps), one ? bytes(Launches::kOne) : 0);
+  }
   const AttentionSpec spec = WithWorld(asked, world_size);
   // The rows that comparisons read, by number, and single values.
   const double tables = 64.0 * static_cast<double>(spec.batch) * (spec.seqlen_q + spec.seqlen_kv) + 1e6;

@@ -34,12 +34,14 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels
               Event(rt_),
               0};
     if (step.serves) step.taken = taken++;
-    const bool alone = all.distance == 0 || !ring.gathers || spec.training;
+    const bool alone = spec.training || (!use_.one_launch && (all.distance == 0 || !ring.gathers));
     if (step.attends && alone)
       step.plan = attention_.Plan(ring.keys[static_cast<std::size_t>(Before(step))], ring.bands);
     steps_.push_back(std::move(step));
   }
-  if (ring.gathers && use_.last_attended > 0)
+  if (use_.one_launch)
+    arriving_ = attention_.Plan(ring.Arriving(groups_.ring.rank), ring.bands);
+  else if (ring.gathers && use_.last_attended > 0)
     gathered_ = attention_.Plan(ring.Gathered(groups.ring.rank), ring.bands);
   if (spec.training && use_.splits_own()) {
     later_ = attention_.Plan(use_.later_keys, ring.bands);
@@ -133,6 +135,48 @@ void HeadRingSchedule::Fetch(const char* pass, std::size_t index, Block own) {
   step.arrived.Record(comm_.get());
 }
 
+ArrivingKeys HeadRingSchedule::StartArrivals(Block own) {
+  const int heads = shape().kv_heads, at_once = use_.heads_per_piece;
+  ArrivingKeys keys;
+  const Block slots = BlockOf(1, own);
+  keys.k = slots.k;
+  keys.v = slots.v;
+  keys.block_rows = use_.block_kv;
+  keys.blocks = static_cast<int>(steps_.size());
+  keys.heads_per_piece = at_once;
+  RingTransfers transfers;
+  transfers.into = {buffers_.k_slots.at(0), buffers_.v_slots.at(0)};
+  for (int head = 0; head < heads; head += at_once) {
+    const int count = std::min(at_once, heads - head);
+    const std::string last = std::to_string(head + count - 1);
+    const std::string what =
+        (count == 1 ? "head " : "heads " + std::to_string(head) + " to ") + last + " of keys and values";
+    // Rows of some heads, in the step's slot at the receiver.
+    const auto rows = [&](std::size_t index, std::size_t buffer, const TensorRef& tensor, int dim) {
+      const std::size_t width = static_cast<std::size_t>(dim) * SizeOf(tensor.dtype);
+      const std::size_t pitch = width * static_cast<std::size_t>(heads),
+                        first = width * static_cast<std::size_t>(head);
+      const auto count_rows = static_cast<std::size_t>(use_.block_kv);
+      return RingPiece::Rows{static_cast<const std::byte*>(tensor.data) + first,
+                             buffer,
+                             (index - 1) * count_rows * pitch + first,
+                             pitch,
+                             width * static_cast<std::size_t>(count),
+                             count_rows};
+    };
+    for (std::size_t i = 1; i < steps_.size(); ++i) {
+      transfers.arriving.push_back({Before(steps_[i]), what});
+      if (!steps_[i].serves) continue;
+      transfers.leaving.push_back({After(steps_[i]),
+                                   keys.Piece(static_cast<std::int64_t>(i), head),
+                                   {rows(i, 0, own.k, spec_.dim_qk), rows(i, 1, own.v, spec_.dim_v)},
+                                   StageName("forward", StepName(steps_[i]) + ": keys and values")});
+    }
+  }
+  keys.arrivals = StartRing(rt_, std::move(transfers), groups_.ring.comm, comm_.get());
+  return keys;
+}
+
 void HeadRingSchedule::ReturnGradients(std::size_t index) {
   Step& step = steps_[index];
   if (!step.moves()) return;
@@ -190,6 +234,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.out = {buffers_.out.get(), dtypes.out};
     args.lse = buffers_.lse.get<float>();
   }
+  if (arriving_) Mark("forward", "all steps");
   CommAfterMain();
   const auto attend = [&](const BlockPlan& plan, const Block& block, bool first, bool last) {
     args.plan = &plan;
@@ -199,18 +244,26 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.last = last;
     attention_.Forward(args);
   };
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
+  const auto begin = [&] {
+    whole_.BeginForward(t, args);
+    if (spec_.queries.padded()) {
+      Zero(args.out.data, use_.QueryElements(spec_.dim_v) * SizeOf(args.out.dtype));
+      Zero(args.lse, use_.QueryElements(1) * sizeof(float));
+    }
+  };
+  if (arriving_) {
+    args.arriving = StartArrivals(own);
+    begin();
+    attend(*arriving_, own, true, true);
+  }
+  for (std::size_t i = 0; i < steps_.size() && !arriving_; ++i) {
     const Step& step = steps_[i];
     if (i > 0 && gathers()) break;
     if (step.attends) Mark("forward", StepName(step));
     FetchAhead("forward", i, own);
     if (!step.attends) continue;
     if (i == 0) {
-      whole_.BeginForward(t, args);
-      if (spec_.queries.padded()) {
-        Zero(args.out.data, use_.QueryElements(spec_.dim_v) * SizeOf(args.out.dtype));
-        Zero(args.lse, use_.QueryElements(1) * sizeof(float));
-      }
+      begin();
     } else {
       step.arrived.Wait(rt_->stream);
     }

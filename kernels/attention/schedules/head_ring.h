@@ -78,6 +78,8 @@ class HeadRingSchedule : public Schedule {
   // of all that have a slot of their own.
   void FetchAhead(const char* pass, std::size_t index, Block own);
   void Fetch(const char* pass, std::size_t index, Block own);
+  // The forward pass in one launch: starts all transfers of keys and values, and returns what arrives.
+  ArrivingKeys StartArrivals(Block own);
   // Gradients of the step's block, or of a part of the own one.
   struct Call {
     const BlockPlan* plan = nullptr;
@@ -107,6 +109,7 @@ class HeadRingSchedule : public Schedule {
   std::vector<Event> slot_read_;  // by slot: the main stream is done with its last block
   std::vector<Step> steps_;
   std::unique_ptr<BlockPlan> gathered_;         // of all steps but the first; NULL: no call on them at once
+  std::unique_ptr<BlockPlan> arriving_;         // of all steps, in one launch; NULL: the steps are launches
   std::unique_ptr<BlockPlan> later_, earlier_;  // of the parts of the own block; NULL: it is not divided
   HeadRingBuffers buffers_;
 };

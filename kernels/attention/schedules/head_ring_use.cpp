@@ -5,6 +5,15 @@
 namespace cppool::kernels {
 namespace {
 
+constexpr int kMostPieces = 8;  // of a block
+
+// Returns how many key/value heads a piece of at least `least` bytes has, where a head has `bytes`.
+int HeadsPerPiece(int heads, std::size_t bytes, std::size_t least) {
+  const auto wanted =
+      static_cast<int>(std::min((least + bytes - 1) / bytes, static_cast<std::size_t>(heads)));
+  return std::max(wanted, (heads + kMostPieces - 1) / kMostPieces);
+}
+
 // The tokens in the second or the first half of each sequence's room. DualChunkSwap gives a rank a chunk of
 // both.
 Layout HalfOf(Layout layout, const Sequences& sequences, bool second) {
@@ -55,6 +64,12 @@ Layout RingSteps::Gathered(int position) const {
   return Concatenate(blocks);
 }
 
+Layout RingSteps::Arriving(int position) const {
+  Layout all = Concatenate({keys[static_cast<std::size_t>(position)], Gathered(position)});
+  all.block_rows = keys[static_cast<std::size_t>(position)].rows;
+  return all;
+}
+
 HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring,
                          int a2a_rank, int position)
     : moved(MovedDtypes(spec)),
@@ -64,7 +79,9 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
       block_q(rows_q * ring.a2a_size),
       block_kv(rows_kv * ring.a2a_size),
       slots(ring.gathers ? ring.steps.size() - 1 : std::min<std::size_t>(2, ring.steps.size() - 1)),
-      exchanges(ring.a2a_size > 1) {
+      exchanges(ring.a2a_size > 1),
+      one_launch(spec.launches == Launches::kOne && ring.steps.size() > 1 && !exchanges) {
+  if (one_launch) slots = ring.steps.size() - 1;
   for (std::size_t i = 0; i < ring.steps.size(); ++i) {
     if (ring.steps[i].attends[static_cast<std::size_t>(position)]) last_attended = i;
     serves += ring.Serves(ring.steps[i], position);
@@ -81,10 +98,13 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   shape.kv_head0 = key.begin;
   block.family = &family;
   block.queries = ring.queries[static_cast<std::size_t>(position)];
-  block.rows_kv =
-      ring.gathers ? std::max<std::int64_t>(1, static_cast<std::int64_t>(slots)) * block_kv : block_kv;
+  const std::int64_t blocks = one_launch     ? static_cast<std::int64_t>(slots) + 1
+                              : ring.gathers ? std::max<std::int64_t>(1, static_cast<std::int64_t>(slots))
+                                             : 1;
+  block.rows_kv = blocks * block_kv;
   block.gradient_rows = block_kv;
-  block.several_forward = block.several_backward = last_attended > 0;
+  block.several_backward = last_attended > 0;
+  block.several_forward = block.several_backward && !one_launch;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;
   block.softmax_offset = spec.softmax != SoftmaxType::kVanilla;
   block.offset_gradient = spec.training && spec.softmax == SoftmaxType::kLearnable;
@@ -94,6 +114,11 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   block.key_chunks = MxChunks(spec.keys, spec.mx_world_size);
 
   const Capabilities can = block.capabilities();
+  if (one_launch) {
+    const std::size_t bytes =
+        static_cast<std::size_t>(block_kv * std::min(shape.dim_qk, shape.dim_v)) * SizeOf(moved.k);
+    heads_per_piece = HeadsPerPiece(shape.kv_heads, bytes, can.arriving_piece_bytes);
+  }
   if (serves == 0 || last_attended == 0 || spec.fp8 || !can.accumulates_gradients || !can.splits_keys) return;
   const Layout& own = ring.keys[static_cast<std::size_t>(position)];
   const Layout later = HalfOf(own, spec.keys, true), earlier = HalfOf(own, spec.keys, false);
@@ -183,10 +208,13 @@ std::vector<Layout> KeysOfCalls(const AttentionSpec& spec, const HeadRingUse& us
   std::vector<Layout> calls;
   for (const RingSteps::Step& step : ring.steps) {
     if (!step.attends[static_cast<std::size_t>(position)]) continue;
-    if (step.distance > 0 && ring.gathers && !spec.training) continue;
+    if (!spec.training && (use.one_launch || (step.distance > 0 && ring.gathers))) continue;
     calls.push_back(ring.keys[static_cast<std::size_t>(ring.Before(position, step.distance))]);
   }
-  if (ring.gathers && use.last_attended > 0) calls.push_back(ring.Gathered(position));
+  if (use.one_launch)
+    calls.push_back(ring.Arriving(position));
+  else if (ring.gathers && use.last_attended > 0)
+    calls.push_back(ring.Gathered(position));
   if (spec.training && use.splits_own()) {
     calls.push_back(use.later_keys);
     calls.push_back(use.earlier_keys);

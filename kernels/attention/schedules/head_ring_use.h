@@ -35,6 +35,8 @@ struct RingSteps {
 
   // The keys of all those blocks as they lie in a position's slots.
   Layout Gathered(int position) const;
+  // The keys of its own block and those behind it, as blocks that arrive.
+  Layout Arriving(int position) const;
 
   int Before(int position, int distance) const { return (position + ring_size - distance) % ring_size; }
   int After(int position, int distance) const { return (position + distance) % ring_size; }
@@ -56,6 +58,8 @@ struct HeadRingUse {
   std::size_t slots = 0;                   // for others' blocks: of step i in slot (i - 1) % slots
   std::size_t last_attended = 0;           // index into RingSteps::steps
   bool exchanges = false;                  // of heads
+  bool one_launch = false;                 // of the forward pass: spec.launches is kOne, and there are steps
+  int heads_per_piece = 0;                 // one_launch: of keys and values, see ArrivingKeys
   std::size_t serves = 0;                  // how many others add to the gradients of this position's block
   bool sums_gradients = false;  // dk and dv of this position's block are sums, in fp32 until the end
   // The backward pass attends to the later chunks of the own block first and to the earlier ones last, under

@@ -6,6 +6,7 @@
 #include "kernels/attention/schedules/fp8_schedule.h"
 #include "kernels/attention/schedules/head_ring.h"
 #include "kernels/backend.h"
+#include "kernels/ring_transfers.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
@@ -84,6 +85,29 @@ Transfers TransfersOf(cppool_runtime* runtime, const AttentionSpec& spec) {
                                                                 : "ranks are in several processes"));
   }
   return Transfers::kComm;
+}
+
+std::optional<std::string> WhyNotOneLaunch(const AttentionFamily& family, const AttentionSpec& spec) {
+  if (spec.comm != CpCommType::kP2p && spec.comm != CpCommType::kAllGather)
+    return "it is for cp_comm_type 'p2p' and 'all_gather'";
+  if (spec.transfers == Transfers::kComm)
+    return "keys then come by calls of the transport (transfers 'comm')";
+  if (family.capabilities(RequestOf(spec)).arriving_piece_bytes == 0)
+    return "the kernels '" + std::string(family.name()) +
+           "' do not take keys that arrive while they run here";
+  return std::nullopt;
+}
+
+Launches LaunchesOf(cppool_runtime* runtime, const AttentionFamily& family, const AttentionSpec& spec) {
+  const bool chosen = spec.launches != Launches::kAuto;
+  if (spec.launches == Launches::kSteps || runtime->world_size == 1 ||
+      (!chosen && TransfersOf(runtime, spec) != Transfers::kPeer))
+    return Launches::kSteps;
+  std::optional<std::string> why = WhyNotOneLaunch(family, spec);
+  if (!why) why = WhyNoRing(runtime);
+  if (!why) return Launches::kOne;
+  if (!chosen) return Launches::kSteps;
+  throw RuntimeError(CPPOOL_UNSUPPORTED, "launches 'one': " + *why);
 }
 
 std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,

@@ -9,6 +9,7 @@ namespace cppool::kernels {
 const char* NameOf(Collective what) {
   return what == Collective::kAllGather       ? "all_gather"
          : what == Collective::kReduceScatter ? "reduce_scatter"
+         : what == Collective::kRing          ? "ring transfers"
                                               : "all_reduce";
 }
 
@@ -28,6 +29,7 @@ bool CollectiveCall::SameAs(const CollectiveCall& other) const {
 
 std::string CollectiveCall::ToString() const {
   if (what == Collective::kAllGather) return "all_gather of " + std::to_string(count) + " bytes";
+  if (what == Collective::kRing) return NameOf(what);
   return std::string(NameOf(what)) + " (" + NameOf(reduce) + ") of " + std::to_string(count) + " " +
          NameOf(dtype);
 }

@@ -13,8 +13,8 @@
 
 namespace cppool::kernels {
 
-enum class Collective : std::uint8_t { kAllGather, kReduceScatter, kAllReduce };
-const char* NameOf(Collective what);  // "all_gather"
+enum class Collective : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kRing };  // kRing: StartRing
+const char* NameOf(Collective what);                                                     // "all_gather"
 
 // `count` is in elements of dtype (the bytes of all_gather are uint8).
 struct CollectiveCall {

@@ -19,6 +19,7 @@
 #include "kernels/backend.h"
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
+#include "kernels/ring_transfers.h"
 #include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/common/group_meeting.h"
 #include "kernels/runtime/common/wake_up.h"
@@ -39,6 +40,12 @@ struct WaitingCall {
   cudaStream_t stream = nullptr;
   std::string doing;        // "waiting for recv of 32 bytes from rank 1"
   std::vector<int> awaits;  // the ranks of the world that have not made their call
+};
+
+// What is done on the sender's thread before and after a piece of ring transfers is enqueued.
+struct RingHooks {
+  std::function<void(const RingPiece&)> before;
+  std::function<void()> after;
 };
 
 class CommWorld {
@@ -83,6 +90,11 @@ class CommWorld {
   // The rank's communicator of a shape that copies between devices, made on the spot by this rank alone. comm
   // is NULL: the devices do not reach each other, or there are several processes.
   virtual CommGroup CopyGroup(int rank, GroupShape shape) = 0;
+  // Why the ranks cannot have ring transfers; nothing when they can. On the rank's thread: begins a pass, on
+  // copies' communicator `comm` and `stream`, for a kernel on `kernel`.
+  virtual std::optional<std::string> WhyNoRing() const = 0;
+  virtual Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
+                             cudaStream_t kernel, RingHooks hooks) = 0;
   // Forgets what a case began and did not end; where that cannot be forgotten, throws RuntimeError.
   virtual void BeginCase(int rank);
 

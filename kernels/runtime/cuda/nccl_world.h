@@ -31,6 +31,14 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   CommGroup CopyGroup(int rank, GroupShape shape) override {
     return copies_ ? copies_->CopyGroup(rank, shape) : CommGroup{};
   }
+  std::optional<std::string> WhyNoRing() const override {
+    return copies_ ? copies_->WhyNoRing() : "not all GPUs reach each other";
+  }
+  Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
+                     cudaStream_t kernel, RingHooks hooks) override {
+    ThrowIfAborted();
+    return copies_->StartRing(rank, std::move(transfers), comm, stream, kernel, std::move(hooks));
+  }
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
 

@@ -14,10 +14,6 @@ namespace {
 constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // how much of one rank's part is fetched at a time
 constexpr std::size_t kShareUnit = 16;                     // elements: shares begin on 16 bytes or more
 
-void WaitFor(cudaStream_t stream, const EventRef& event) {
-  CheckCuda(cudaStreamWaitEvent(stream, event.get(), 0), "waiting for a peer's event");
-}
-
 void CopyFrom(const void* from, int from_device, void* to, int to_device, std::size_t bytes,
               cudaStream_t stream) {
   if (bytes && from != to)
@@ -136,7 +132,7 @@ class CollectiveOp final : public PeerOp {
     if (gathers_) {
       GatherShares();
     } else {
-      CheckSameCall();
+      meeting_->CheckSameCall(side_, position_);
       if (call_.what == Collective::kAllReduce) {
         ReduceRange(ShareBegin(Member(0)), ShareBegin(Member(0) + 1), At(call_.out, ShareBegin(Member(0))));
         Mine().halfway = caller_.events->Record(stream());
@@ -186,16 +182,6 @@ class CollectiveOp final : public PeerOp {
   }
   void CopyPart(std::size_t member, const void* from, void* to, std::size_t count) {
     CopyFrom(from, side_.comm->Device(static_cast<int>(member)), to, caller_.device, Bytes(count), stream());
-  }
-
-  // Every rank compares the same calls, so that either all of them fail or none.
-  void CheckSameCall() const {
-    const auto& parts = meeting_->parts;
-    const auto same = [&](const Part& part) { return part.call.SameAs(parts[0].call); };
-    if (std::all_of(parts.begin(), parts.end(), same)) return;
-    std::vector<CollectiveCall> calls;
-    for (const Part& part : parts) calls.push_back(part.call);
-    throw Disagreement(calls, side_.member, side_.comm->ranks(), position_, side_.comm->name());
   }
 
   void Gather() {
@@ -275,6 +261,18 @@ class CollectiveOp final : public PeerOp {
 };
 
 }  // namespace
+
+void WaitFor(cudaStream_t stream, const EventRef& event) {
+  CheckCuda(cudaStreamWaitEvent(stream, event.get(), 0), "waiting for a peer's event");
+}
+
+void PeerMeeting::CheckSameCall(const PeerSide& side, std::uint64_t position) const {
+  const auto same = [&](const Part& part) { return part.call.SameAs(parts[0].call); };
+  if (std::all_of(parts.begin(), parts.end(), same)) return;
+  std::vector<CollectiveCall> calls;
+  for (const Part& part : parts) calls.push_back(part.call);
+  throw Disagreement(calls, side.member, side.comm->ranks(), position, side.comm->name());
+}
 
 EventPool::~EventPool() {
   for (cudaEvent_t event : spare_) cudaEventDestroy(event);

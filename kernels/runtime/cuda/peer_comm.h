@@ -10,7 +10,9 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -52,17 +54,26 @@ struct PeerMessage {
   EventRef done;  // recorded by the receiver
 };
 
+struct PeerSide;
+
 // One collective: the ranks post, work when all have posted, and leave when all have worked.
 struct PeerMeeting {
   struct Part {
     std::atomic<bool> posted{false};
     CollectiveCall call;
     EventRef ready, halfway, done;
+    // Of ring transfers: where the others' pieces and their flags go.
+    std::array<std::byte*, 2> into = {};
+    std::uint32_t* flags = nullptr;
+    std::uint32_t pass = 0;
   };
   explicit PeerMeeting(std::size_t size) : parts(size) {}
   std::atomic<std::size_t> posted{0}, halfway{0}, done{0};
   std::vector<Part> parts;  // each is written by its rank before the rank is counted
   std::size_t joined = 0;   // under the communicator's lock
+
+  // Every rank compares the same calls, once all have posted, so that either all of them fail or none.
+  void CheckSameCall(const PeerSide& side, std::uint64_t position) const;
 };
 
 // Holds what the ranks of a group share. Any thread may use it.
@@ -135,5 +146,6 @@ std::unique_ptr<PeerOp> MakeSend(PeerSide& side, int peer, const void* data, std
 std::unique_ptr<PeerOp> MakeRecv(PeerSide& side, int peer, void* data, std::size_t bytes,
                                  cudaStream_t stream);
 std::unique_ptr<PeerOp> MakeCollective(PeerSide& side, const CollectiveCall& call, cudaStream_t stream);
+void WaitFor(cudaStream_t stream, const EventRef& event);
 
 }  // namespace cppool::kernels::cuda

@@ -63,6 +63,11 @@ void PeerWorld::JoinWorld(int rank, std::shared_ptr<DevicePool> pool) {
     others.push_back(other);
   }
   mine.pool->Share(others);
+  if (devices() == size()) {
+    auto ring = std::make_unique<RingState>();
+    const std::lock_guard lock(mine.mutex);
+    mine.ring = std::move(ring);
+  }
   LoadReduce();
 }
 
@@ -71,6 +76,8 @@ void PeerWorld::Leave(int rank) noexcept {
   mine.grouped.clear();
   mine.events.reset();
   mine.pool.reset();
+  const std::lock_guard lock(mine.mutex);
+  mine.ring.reset();
 }
 
 void PeerWorld::BeginCase(int rank) {
@@ -79,10 +86,36 @@ void PeerWorld::BeginCase(int rank) {
   mine.depth = 0;
   mine.grouped.clear();
   mine.failure = nullptr;
+  if (mine.ring) mine.ring->BeginCase();
 }
 
 void PeerWorld::CheckCase(int rank) {
+  if (const auto& ring = ranks_[static_cast<std::size_t>(rank)].ring) ring->Check();
   if (const auto& failure = ranks_[static_cast<std::size_t>(rank)].failure) std::rethrow_exception(failure);
+}
+
+std::optional<std::string> PeerWorld::WhyNoRing() const {
+  if (devices() < size()) return "several ranks share a GPU";
+  for (int device = 0; device < devices(); ++device) {
+    for (int other = 0; other < devices(); ++other) {
+      int reaches = device == other;
+      if (!reaches)
+        CheckCuda(cudaDeviceCanAccessPeer(&reaches, device, other), "asking which devices reach each other");
+      if (!reaches) return "not all GPUs reach each other";
+    }
+  }
+  return std::nullopt;
+}
+
+Arrivals PeerWorld::StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
+                              cudaStream_t kernel, RingHooks hooks) {
+  Rank& mine = ranks_[static_cast<std::size_t>(rank)];
+  PeerSide& side = SideOf(rank, comm);
+  for (const RingPiece& piece : transfers.leaving) SideTo(rank, comm, piece.to, "a piece of ring transfers");
+  if (!mine.ring || mine.depth > 0) throw RuntimeError(CPPOOL_INTERNAL, "ring transfers cannot be here");
+  Arrivals arrivals = mine.ring->Begin(*side.comm, transfers, kernel);
+  Submit(rank, MakeRing(side, std::move(transfers), *mine.ring, std::move(hooks), stream));
+  return arrivals;
 }
 
 PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
@@ -150,7 +183,7 @@ class PeerWorld::Running {
 
  private:
   void Set(const std::vector<std::unique_ptr<PeerOp>>* ops) {
-    const std::lock_guard lock(rank_.running_mutex);
+    const std::lock_guard lock(rank_.mutex);
     rank_.running = ops;
   }
   Rank& rank_;
@@ -158,8 +191,11 @@ class PeerWorld::Running {
 
 std::vector<WaitingCall> PeerWorld::Waiting(int rank) const {
   const Rank& mine = ranks_[static_cast<std::size_t>(rank)];
-  const std::lock_guard lock(mine.running_mutex);
+  const std::lock_guard lock(mine.mutex);
   std::vector<WaitingCall> waiting;
+  if (mine.ring) {
+    if (auto call = mine.ring->Waiting()) waiting.push_back(std::move(*call));
+  }
   if (!mine.running) return waiting;
   for (const auto& op : *mine.running) {
     WaitingCall call{op->stream(), "waiting for " + op->ToString(), {}};
@@ -236,7 +272,12 @@ int PeerWorld::FinishedWithout(const PeerOp& op) const {
 }
 
 void PeerWorld::Abort(const std::string& reason) {
-  if (NoteAbort(reason)) WakeAll();
+  if (!NoteAbort(reason)) return;
+  for (const Rank& rank : ranks_) {
+    const std::lock_guard lock(rank.mutex);
+    if (rank.ring) rank.ring->SetAborted(true);
+  }
+  WakeAll();
 }
 
 void PeerWorld::Restart() {
@@ -249,6 +290,7 @@ void PeerWorld::Restart() {
     rank.depth = 0;
     rank.grouped.clear();
     rank.failure = nullptr;
+    if (rank.ring) rank.ring->SetAborted(false);
     for (PeerSide& side : rank.sides) {
       side.collectives = 0;
       std::fill(side.sends.begin(), side.sends.end(), 0);

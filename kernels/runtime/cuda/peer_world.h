@@ -12,6 +12,7 @@
 
 #include "kernels/runtime/cuda/comm_world.h"
 #include "kernels/runtime/cuda/peer_comm.h"
+#include "kernels/runtime/cuda/ring.h"
 
 namespace cppool::kernels::cuda {
 
@@ -27,6 +28,9 @@ class PeerWorld final : public CommWorld {
     JoinGroup(rank, shape);
     return group(rank, shape);
   }
+  std::optional<std::string> WhyNoRing() const override;
+  Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
+                     cudaStream_t kernel, RingHooks hooks) override;
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
 
@@ -42,7 +46,8 @@ class PeerWorld final : public CommWorld {
   void CheckCase(int rank) override;
   void Abort(const std::string& reason) override;
   std::vector<WaitingCall> Waiting(int rank) const override;
-  // Enqueued work waits only for work that was enqueued before it, and ends by itself.
+  // Enqueued work waits only for work that was enqueued before it, and ends by itself; a kernel under ring
+  // transfers does after the abort.
   void CheckRestart() const override {}
   void Restart() override;
 
@@ -57,8 +62,9 @@ class PeerWorld final : public CommWorld {
     int depth = 0;               // calls of group_start without their group_end
     std::exception_ptr failure;  // the first one of its calls in this case
     std::vector<std::unique_ptr<PeerOp>> grouped;
-    // The calls that Run is in, for Waiting.
-    mutable std::mutex running_mutex;
+    mutable std::mutex mutex;         // for Waiting and Abort: guards what follows where it changes
+    std::unique_ptr<RingState> ring;  // where every rank has a device of its own
+    // The calls that Run is in.
     const std::vector<std::unique_ptr<PeerOp>>* running = nullptr;
   };
   class Running;

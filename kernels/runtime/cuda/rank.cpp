@@ -483,6 +483,7 @@ std::vector<StreamProgress> CudaRank::Progress() const {
     StreamProgress& stream = progress[static_cast<std::size_t>(at - streams.begin())];
     stream.doing = held.insert(call.stream).second ? call.doing : stream.doing + " and " + call.doing;
     stream.awaits.insert(stream.awaits.end(), call.awaits.begin(), call.awaits.end());
+    stream.behind.clear();  // a wait that comes after it, as behind a kernel under ring transfers
     stream.idle = false;
   }
   return progress;

@@ -92,6 +92,8 @@ class CudaRank : public RankRuntime {
   cppool_comm GroupOf(GroupShape shape, int* rank, int* size);
   // The rank's communicator of copies; NULL: the devices do not reach each other.
   cppool_comm CopyGroup(GroupShape shape, int* rank, int* size);
+  std::optional<std::string> WhyNoRing() const { return world_->WhyNoRing(); }
+  Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cudaStream_t stream);
   void GroupStart();
   void GroupEnd();
   void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cudaStream_t stream);

@@ -65,6 +65,18 @@ void CudaRank::Collect(const CollectiveCall& call, cppool_comm comm, cudaStream_
   EndCall();
 }
 
+Arrivals CudaRank::StartRing(RingTransfers transfers, cppool_comm comm, cudaStream_t stream) {
+  const RingHooks hooks{[&](const RingPiece& piece) {
+                          MarkStage(stream, piece.stage.c_str());
+                          BeginTransfer(stream, "push to", piece.bytes(), piece.to, comm);
+                        },
+                        [&] { EndCall(); }};
+  const bool leaves = !transfers.leaving.empty();
+  Arrivals arrivals = world_->StartRing(rank_, std::move(transfers), comm, stream, main_stream(), hooks);
+  if (leaves) MarkStage(stream, nullptr);
+  return arrivals;
+}
+
 void CudaRank::TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer) {
   const std::string_view name = what.substr(0, what.find(' '));  // "send" of "send to"
   const int track = static_cast<int>(marks_.Here(stream).track);

@@ -1,13 +1,11 @@
 #include "kernels/runtime/cuda/stage_marks.h"
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/runtime/common/stage_tally.h"
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/stream_write.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -17,29 +15,12 @@ constexpr std::size_t kWordBytes = 64;    // a cache line each, so that streams 
 constexpr std::size_t kSettleFrom = 512;  // marks of a stream
 constexpr std::size_t kEventsAtStart = 64;
 
-// The driver is reached through the runtime: libcuda is not linked.
-PFN_cuStreamWriteValue32_v11070 StreamWriteValue32() {
-  static const auto function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    CheckCuda(
-        cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &entry, 11070, cudaEnableDefault, &found),
-        "finding cuStreamWriteValue32 in the driver");
-    if (found != cudaDriverEntryPointSuccess || !entry) {
-      throw RuntimeError(CPPOOL_CUDA,
-                         "the driver has no cuStreamWriteValue32 (CUDA 11.7): install a newer driver");
-    }
-    return reinterpret_cast<PFN_cuStreamWriteValue32_v11070>(entry);
-  }();
-  return function;
-}
-
 }  // namespace
 
 StageMarks::StageMarks(PageLockedHeap* heap)
     : heap_(heap), words_(static_cast<std::byte*>(heap->Allocate(kMaxStreams * kWordBytes))) {
   std::memset(words_, 0, kMaxStreams * kWordBytes);
-  StreamWriteValue32();
+  LoadWriteWord();
   for (std::size_t i = 0; i < kEventsAtStart; ++i) {
     cudaEvent_t event = nullptr;
     CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "creating a timing event");
@@ -119,11 +100,7 @@ void StageMarks::Mark(cudaStream_t stream, const char* stage, int iteration) {
     track.entries.push_back(entry);
   }
   CheckCuda(cudaEventRecord(entry.event, stream), "recording a stage's time");
-  // The device has the same address: page-locked memory is mapped there under unified addressing. The runtime
-  // and the driver use the same error codes.
-  CheckCuda(static_cast<cudaError_t>(StreamWriteValue32()(stream, reinterpret_cast<CUdeviceptr>(track.word),
-                                                          entry.sequence, CU_STREAM_WRITE_VALUE_DEFAULT)),
-            "writing a stage's number in stream order");
+  WriteWord(stream, track.word, entry.sequence);
 }
 
 StagePoint StageMarks::HereOn(const Track& track) const {

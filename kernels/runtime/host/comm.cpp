@@ -349,7 +349,8 @@ HostComm::HostComm(GroupShape shape, int rank, std::vector<WakeUp>& wake_ups, Ma
       ranks_(shape.Ranks(rank)),
       name_(CommunicatorOf(ranks_, static_cast<int>(wake_ups.size()))),
       wake_ups_(wake_ups),
-      messages_(ranks_.size() * ranks_.size() * kMessageSlots) {
+      messages_(ranks_.size() * ranks_.size() * kMessageSlots),
+      rings_(mail ? 0 : ranks_.size()) {
   for (std::uint64_t i = 0; i < kCollectiveSlots; ++i)
     collectives_.push_back(std::make_unique<CollectiveSlot>(ranks_.size()));
   Reset();
@@ -358,6 +359,10 @@ HostComm::HostComm(GroupShape shape, int rank, std::vector<WakeUp>& wake_ups, Ma
 void HostComm::Reset() {
   for (std::size_t i = 0; i < messages_.size(); ++i) {
     messages_[i].state.store(4 * (i % kMessageSlots) + kFree, std::memory_order_relaxed);
+  }
+  for (RingSide& side : rings_) {
+    side.posted.store(0, std::memory_order_relaxed);
+    for (auto& flag : side.flags) flag.store(0, std::memory_order_relaxed);
   }
   for (auto& slot : collectives_) {
     for (auto* counter : {&slot->posted, &slot->halfway, &slot->left})

@@ -11,6 +11,7 @@
 
 #include <cppool/runtime.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "kernels/group_shape.h"
+#include "kernels/ring_transfers.h"
 #include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/common/wake_up.h"
 #include "kernels/runtime/host/wait.h"
@@ -46,8 +48,12 @@ class HostComm {
   // Any thread: the ranks of the world that have not joined the collective at `position`; when all have,
   // those that have not left it.
   std::vector<int> Missing(std::uint64_t position) const;
+  // In stream order: a member's memory may be written to in this pass (ring_transfers.h).
+  void PostRing(int member, std::uint32_t pass, const std::array<std::byte*, 2>& into);
 
  private:
+  friend class RingSendOp;
+  friend class RingArrivalOp;
   friend class SendOp;
   friend class RecvOp;
   friend class CollectiveOp;
@@ -82,6 +88,14 @@ class HostComm {
     std::vector<Entry> entries;
   };
 
+  // A member's side of ring transfers. Nothing is written to it while another rank's piece of the pass before
+  // is still to come, since its rank waits for all of them.
+  struct alignas(64) RingSide {
+    std::atomic<std::uint32_t> posted{0};  // the pass
+    std::array<std::atomic<std::byte*>, 2> into{};
+    std::vector<std::atomic<std::uint32_t>> flags = std::vector<std::atomic<std::uint32_t>>(kMostRingPieces);
+  };
+
   MessageSlot& Message(int from, int to, std::uint64_t position) {
     const auto channel = static_cast<std::uint64_t>(from) * ranks_.size() + static_cast<std::uint64_t>(to);
     return messages_[channel * kMessageSlots + position % kMessageSlots];
@@ -95,6 +109,7 @@ class HostComm {
   std::vector<WakeUp>& wake_ups_;
   std::vector<MessageSlot> messages_;
   std::vector<std::unique_ptr<CollectiveSlot>> collectives_;
+  std::vector<RingSide> rings_;  // none where the members make letters
 };
 
 // A call under way, driven by the stream's thread: Step() whenever Ready(), until it returns true. A call
@@ -118,5 +133,10 @@ std::unique_ptr<CommOp> MakeRecv(HostComm& comm, int rank, int peer, std::uint64
                                  std::size_t bytes);
 std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t position,
                                        const CollectiveCall& call);
+// ring.cpp: a piece of a pass that leaves, and the wait for one that arrives. `what` lives as long as the
+// case.
+std::unique_ptr<CommOp> MakeRingSend(HostComm& comm, std::uint32_t pass, RingPiece piece);
+std::unique_ptr<CommOp> MakeRingArrival(HostComm& comm, int member, std::uint32_t pass, std::size_t piece,
+                                        int from, const char* what);
 
 }  // namespace cppool::kernels::host

@@ -176,6 +176,7 @@ class LetterCollective final : public CommOp {
   std::pair<std::size_t, std::size_t> PartFor(int member) const {
     switch (call_.what) {
       case Collective::kAllGather:
+      case Collective::kRing:  // never comes here
         break;
       case Collective::kReduceScatter:
         return {Index(member) * call_.count, call_.count};

@@ -90,6 +90,9 @@ class HostRank final : public RankRuntime {
   void Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
   void Collect(const CollectiveCall& call, cppool_comm comm, cppool_stream stream);
   void MarkStage(cppool_stream stream, const char* stage);
+  // ring_transfers.h
+  std::optional<std::string> WhyNoRing() const;
+  Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream stream);
 
  private:
   // This rank's place in a communicator, and how many calls it has made there. A handle is the address.
@@ -98,6 +101,7 @@ class HostRank final : public RankRuntime {
     int rank = 0;  // in the communicator
     std::uint64_t collectives = 0;
     std::vector<std::uint64_t> sends, recvs;  // by peer
+    std::uint32_t rings = 0;                  // passes of ring transfers
   };
   struct HostEvent {
     EventRecord* latest = nullptr;  // NULL before the first record

@@ -14,6 +14,7 @@ void HostRank::ResetSides() {
   epoch_ = world_->epoch();
   for (auto& [shape, side] : sides_) {
     side.collectives = 0;
+    side.rings = 0;
     std::fill(side.sends.begin(), side.sends.end(), 0);
     std::fill(side.recvs.begin(), side.recvs.end(), 0);
   }
@@ -40,7 +41,7 @@ cppool_comm HostRank::GroupOf(GroupShape shape, int* rank, int* size) {
     if (group_depth_ > 0) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
     const TraceRecorder::Call call(trace_.get(), "open communicator");
     const std::vector<std::uint64_t> none(static_cast<std::size_t>(shape.size));
-    const Side side{&world_->Comm(shape, rank_), shape.Member(rank_), 0, none, none};
+    const Side side{&world_->Comm(shape, rank_), shape.Member(rank_), 0, none, none, 0};
     known = sides_.emplace(shape, side).first;
   }
   if (rank) *rank = shape.Member(rank_);

@@ -32,6 +32,7 @@ class HostWorld {
 
   int size() const { return size_; }
   const Place& place() const { return place_; }
+  bool has_mail() const { return mail_ != nullptr; }  // all calls are letters
   MemoryGate& memory() { return memory_; }
   WakeUp& wake_up(int rank) { return wake_ups_[static_cast<std::size_t>(rank)]; }
 

@@ -10,8 +10,9 @@
 namespace cppool::protocol {
 
 inline constexpr std::string_view kFeatures[] = {
-    "validate", "ratio", "stack", "idle_exit",  "a2a_size", "crash_line", "samples", "inapplicable",
-    "warnings", "leaks", "fp8",   "start_line", "cancel",   "status",     "worst",   "transfers",
+    "validate", "ratio",        "stack",    "idle_exit", "a2a_size", "crash_line",
+    "samples",  "inapplicable", "warnings", "leaks",     "fp8",      "start_line",
+    "cancel",   "status",       "worst",    "transfers", "launches",
 };
 
 }  // namespace cppool::protocol

@@ -33,11 +33,16 @@ class ForwardTile {
 
  private:
   void Attend(const Tile& tile, const TokenBlock& queries, int kv_head, const Range& range) {
-    const TokenBlock keys{range.row, list_.other_step, range.length, shape_.kv_heads, kv_head, 1};
+    const ArrivingKeys& arriving = args_.arriving;
+    const std::int64_t block = arriving.block_rows > 0 ? range.row / arriving.block_rows : 0;
+    if (block > 0) arriving.arrivals.await(arriving.Piece(block, kv_head));
+    const TensorRef &k = block > 0 ? arriving.k : args_.k, &v = block > 0 ? arriving.v : args_.v;
+    const std::int64_t row = range.row - (block > 0 ? arriving.block_rows : 0);
+    const TokenBlock keys{row, list_.other_step, range.length, shape_.kv_heads, kv_head, 1};
     const int rows = queries.rows();
     const int lanes = RoundUp(rows, kLanes);
     const int stride_qk = shape_.dim_qk + kPad, stride_v = shape_.dim_v + kPad;
-    LoadBlock(half_, keys, shape_.dim_qk, args_.k, s_.block_a);
+    LoadBlock(half_, keys, shape_.dim_qk, k, s_.block_a);
     math_.multiply({range.length, lanes, shape_.dim_qk, s_.block_a, stride_qk, 1, s_.tile_a, kLogitStride,
                     s_.logits, kLogitStride, false});
     FillPositions(range.position, keys, s_.row_position);
@@ -51,7 +56,7 @@ class ForwardTile {
     for (int i = 0; i < rows; ++i) {
       if (s_.correction[i] != 1.0f) math_.scale(s_.result_a + i * stride_v, s_.correction[i], shape_.dim_v);
     }
-    LoadBlock(half_, keys, shape_.dim_v, args_.v, s_.block_b);
+    LoadBlock(half_, keys, shape_.dim_v, v, s_.block_b);
     math_.multiply({rows, shape_.dim_v, range.length, s_.logits, 1, kLogitStride, s_.block_b, stride_v,
                     s_.result_a, stride_v, true});
   }
@@ -108,13 +113,16 @@ class ForwardTile {
 
 void AttendForward(const KernelShape& shape, const ForwardArgs& args, const WorkList& list) {
   ForwardTile pass(shape, args, list);
-  for (const Tile& tile : list.tiles) {
-    if (tile.range_begin == tile.range_end && !args.first && !args.last) continue;
-    const int at_once = std::max(1, kTile / tile.length);
-    for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-      const HeadSpan span = QueryHeadsOf(shape, kv_head);
-      for (int head = span.begin; head < span.end; head += at_once) {
-        pass.Run(tile, kv_head, head, std::min(at_once, span.end - head));
+  const int step = args.arriving.block_rows > 0 ? args.arriving.heads_per_piece : shape.kv_heads;
+  for (int first = 0; first < shape.kv_heads; first += step) {
+    for (const Tile& tile : list.tiles) {
+      if (tile.range_begin == tile.range_end && !args.first && !args.last) continue;
+      const int at_once = std::max(1, kTile / tile.length);
+      for (int kv_head = first; kv_head < std::min(first + step, shape.kv_heads); ++kv_head) {
+        const HeadSpan span = QueryHeadsOf(shape, kv_head);
+        for (int head = span.begin; head < span.end; head += at_once) {
+          pass.Run(tile, kv_head, head, std::min(at_once, span.end - head));
+        }
       }
     }
   }

@@ -94,8 +94,10 @@ class HostKernel : public AttentionKernel {
     Load(request);
     // Empty tiles are kept: whether a call is a first or a last one, which writes every row, is not known
     // yet.
+    WorkList queries = BuildWorkList(Side::kQuery, query, key, bands, kTile, true);
+    OrderByBlock(queries, key, false);
     return std::make_unique<HostBlockPlan>(
-        runtime_, stream, BuildWorkList(Side::kQuery, query, key, bands, kTile, true),
+        runtime_, stream, std::move(queries),
         request.training ? BuildWorkList(Side::kKey, query, key, bands, kTile, true) : WorkList{},
         request.training);
   }
@@ -138,8 +140,9 @@ class Family : public AttentionFamily {
   const char* kernels() const override { return "cppool"; }
   const char* version() const override { return CPPOOL_VERSION; }
   const char* name() const override { return "host"; }
-  Capabilities capabilities(const KernelRequest&) const override {
+  Capabilities capabilities(const KernelRequest& request) const override {
     return {.continues_softmax = true,
+            .arriving_piece_bytes = request.fp8 ? 0u : 1u,
             .gradients_apart = true,
             .accumulates_gradients = true,
             .splits_keys = true};

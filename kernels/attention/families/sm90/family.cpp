@@ -103,6 +103,9 @@ bool KeysAligned(const sm90::BackwardList& list) {
       list.tiles, [](const sm90::KeyTile& tile) { return tile.position % sm90::kBiasKeyStep == 0; });
 }
 
+// Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
+constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
+
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
 constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
@@ -126,6 +129,7 @@ class Plan : public BlockPlan {
         pairs_(forward ? forward->pairs : general_->pairs()),
         rows_q_(query.rows),
         rows_kv_(key.rows),
+        block_rows_(key.block_rows),
         forward_(forward != nullptr),
         backward_(backward != nullptr),
         bias_gradient_(bias_gradient != nullptr) {
@@ -186,6 +190,7 @@ class Plan : public BlockPlan {
   const BlockPlan* general() const { return general_.get(); }
   std::int64_t rows_q() const { return rows_q_; }
   std::int64_t rows_kv() const { return rows_kv_; }
+  std::int64_t block_rows() const { return block_rows_; }  // of keys that arrive; 0: none do
   const sm90::WorkView& work() const { return work_; }
   int* schedule() const { return device_.get<int>(); }
   const sm90::BackwardWork& backward_work() const { return backward_work_; }
@@ -246,6 +251,7 @@ class Plan : public BlockPlan {
   std::int64_t pairs_;
   std::int64_t rows_q_;
   std::int64_t rows_kv_;
+  std::int64_t block_rows_;
   bool forward_;
   bool backward_;
   bool bias_gradient_;
@@ -287,6 +293,7 @@ class Sm90Kernel : public AttentionKernel {
     if (HasForward(request)) {
       forward = BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request).tile_rows, true,
                               sm90::kGroupRows);
+      OrderByBlock(*forward, key, true);
     }
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
     std::optional<sm90::BackwardList> backward;
@@ -329,6 +336,14 @@ class Sm90Kernel : public AttentionKernel {
     call.map = HeadMapOf(shape);
     call.rows_q = plan.rows_q();
     call.rows_kv = plan.rows_kv();
+    if (plan.block_rows() > 0) {
+      const ArrivingKeys& keys = args.arriving;
+      if (keys.block_rows != plan.block_rows() || !args.first || !args.last)
+        Misused("keys that arrive, in part");
+      call.rows_kv = keys.block_rows;
+      call.arriving = {keys.k.data,        keys.v.data,     keys.arrivals.flags, keys.arrivals.control,
+                       keys.arrivals.pass, keys.block_rows, keys.blocks,         keys.heads_per_piece};
+    }
     call.q = args.q.data, call.k = args.k.data, call.v = args.v.data;
     call.accumulator = args.accumulator;
     call.out = args.out.data;
@@ -448,6 +463,9 @@ class Family : public AttentionFamily {
     Capabilities can = general_.capabilities(request);
     can.continues_softmax = can.accumulates_gradients = true;
     if (HasBackward(request)) can.gradients_apart = false;
+    // The bias tensor's alignment decides block by block who computes (KeysAligned).
+    const bool whole = HasForward(request) && !request.fp8 && request.bias != BiasType::kPostScale;
+    can.arriving_piece_bytes = whole ? kPieceBytes : 0;
     return can;
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {

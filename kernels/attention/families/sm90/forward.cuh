@@ -24,6 +24,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::PrefetchMap(&p.q);
       ptx::PrefetchMap(&p.k);
       ptx::PrefetchMap(&p.v);
+      if (p.arriving.flags) {
+        ptx::PrefetchMap(&p.arriving.k);
+        ptx::PrefetchMap(&p.arriving.v);
+      }
     }
     if (p.last) ptx::PrefetchMap(&p.out);
   }

@@ -11,13 +11,26 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
+// Blocks of keys that arrive while the kernel runs, see ArrivingKeys; none without flags.
+struct ArrivingCall {
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const std::uint32_t* flags = nullptr;
+  RingControl* control = nullptr;
+  std::uint32_t pass = 0;
+  std::int64_t block_rows = 0;
+  int blocks = 1;
+  int heads_per_piece = 1;
+};
+
 // One call, see ForwardArgs in kernels/attention/attention_kernel.h. Pointers are device memory.
 struct ForwardCall {
   float scale = 1;
   WorkView work{};  // tiles of ForwardKernelOf's tile_rows
   HeadMap map{};
-  std::int64_t rows_q = 0;  // of the whole buffers
-  std::int64_t rows_kv = 0;
+  std::int64_t rows_q = 0;   // of the whole buffers
+  std::int64_t rows_kv = 0;  // without those that arrive
+  ArrivingCall arriving;
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;

@@ -8,6 +8,7 @@
 
 #include "kernels/attention/families/common/kernel_parameters.h"
 #include "kernels/attention/layout.h"
+#include "kernels/ring_transfers.h"
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -40,6 +41,18 @@ struct Fp8Parameters {
   float p_scale;          // P is multiplied with it before its cast
 };
 
+// Blocks of keys behind the first one, which arrive while the kernel runs (ArrivingKeys).
+struct ArrivingParameters {
+  CUtensorMap k;  // boxes as of the first block's
+  CUtensorMap v;
+  const std::uint32_t* flags;  // NULL: there are no such blocks
+  RingControl* control;
+  std::uint32_t pass;
+  int block_rows;
+  int blocks;  // the first one, too
+  int heads_per_piece;
+};
+
 struct ForwardParameters {
   CUtensorMap q;    // boxes of 64 rows
   CUtensorMap k;    // boxes of kBlock rows
@@ -47,6 +60,8 @@ struct ForwardParameters {
   CUtensorMap out;  // boxes of 16 rows
   WorkView work;
   HeadMap map;
+  ArrivingParameters arriving;
+  int heads_at_once;            // the tiles of so many heads come before those of the next ones
   float* accumulator;           // [rows_q, heads, dim_v]
   void* out_rows;               // [rows_q, heads, dim_v]
   float* lse;                   // [rows_q, heads]

@@ -1,14 +1,63 @@
 // The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of
 // their queries, keys and values, as buffers become free.
 //
-// Items are tiles times heads, heads within a tile; the work list has the most work first, and thread blocks
-// take the next item from a counter. Blocks of keys go from the last to the first: under a causal mask the
-// first one then holds the keys nearest to the queries.
+// Items are tiles times heads, the tiles of some heads before those of the next ones, and within these heads
+// within a tile; the work list has the most work first, and thread blocks take the next item from a counter.
+// Blocks of keys go from the last to the first: under a causal mask the first one then holds the keys nearest
+// to the queries. Ranges in blocks that arrive come after those that are there (OrderByBlock).
 #pragma once
 
 #include "kernels/attention/families/sm90/shared.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
+
+struct Item {
+  int tile, head;
+};
+
+__device__ __forceinline__ Item ItemOf(const ForwardParameters& p, int item) {
+  const int of_heads = p.work.busy_tiles * p.heads_at_once;  // the heads of all but the last group
+  const int first = item / of_heads * p.heads_at_once;
+  const int rest = item - first * p.work.busy_tiles, heads = min(p.heads_at_once, p.map.heads - first);
+  return {rest / heads, first + rest % heads};
+}
+
+// Returns when the piece with this key/value head of a block behind the first has arrived, or will not. Its
+// flag and what TMA reads then go different ways to memory: the fence orders them.
+template <typename Config>
+__device__ __forceinline__ void AwaitPiece(const ForwardParameters& p, const Shared<Config>& shared,
+                                           int block, int kv_head) {
+  constexpr unsigned long long kLookNs = 1'000'000;  // between two looks at what the host says
+  constexpr unsigned long long kLimitNs = kRingWaitSeconds * 1'000'000'000ull;
+  auto& control = *shared.control;
+  const int heads = kv_head / p.arriving.heads_per_piece;
+  if (control.arrived_piece != heads) {
+    control.arrived_piece = heads;
+    control.arrived = 0;
+  }
+  const std::uint64_t bit = std::uint64_t{1} << (block - 1);
+  if (control.arrived & bit) return;
+  control.arrived |= bit;
+  const unsigned piece = heads * (p.arriving.blocks - 1) + block - 1;
+  const std::uint32_t* const flag = p.arriving.flags + piece;
+  if (ptx::LoadAcquireSystem(flag) != p.arriving.pass) {
+    RingControl* const ring = p.arriving.control;
+    const unsigned long long begin = ptx::NowNs();
+    unsigned long long look = kLookNs;
+#pragma unroll 1
+    while (ptx::LoadAcquireSystem(flag) != p.arriving.pass) {
+      __nanosleep(100);
+      const unsigned long long waited = ptx::NowNs() - begin;
+      if (waited < look) continue;
+      look += kLookNs;
+      ptx::StoreSystem(&ring->awaited, piece + 1);
+      if (ptx::LoadAcquireSystem(&ring->aborted) || ptx::LoadAcquireSystem(&ring->late)) break;
+      if (waited > kLimitNs) ptx::StoreSystem(&ring->late, piece + 1);
+    }
+    if (look > kLookNs) ptx::StoreSystem(&ring->awaited, 0);
+  }
+  ptx::FenceGlobalForCopies();
+}
 
 // Starts the copies of a block's bias for each consumer's queries. What it needs of the tile it reads again:
 // registers are few.
@@ -47,8 +96,9 @@ __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const
     ptx::Arrive(full);
     return;
   }
-  const Tile& tile = p.work.tiles[item / p.map.heads];
-  const int head = item % p.map.heads;
+  const Item at = ItemOf(p, item);
+  const Tile& tile = p.work.tiles[at.tile];
+  const int head = at.head;
   const int token = static_cast<int>(tile.row) / p.work.query_step;  // rows fit, see tensor_map.h
   const int member = static_cast<int>(tile.row) % p.work.query_step;
   const int range_end = tile.range_end;
@@ -75,25 +125,36 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
   constexpr int kBlock = Config::kBlock;
   Ring<Config::kStages> ring;
   [[maybe_unused]] Ring<Config::kBias ? Config::kBiasStages : 1> bias_ring;
+  bool arrives = false;  // the range's block does
   const auto produce_values = [&](const ptx::RowCoordinates& from) {
     ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
     ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
-    ptx::LoadBox(shared.Values(ring.stage), &p.v, from, shared.FullV(ring.stage));
+    ptx::LoadBox(shared.Values(ring.stage), arrives ? &p.arriving.v : &p.v, from, shared.FullV(ring.stage));
     ring.Advance();
   };
   int item = blockIdx.x;
   unsigned count = 0;
   ProduceQueries<Config>(p, shared, count, item);
   while (item < p.work.busy_tiles * p.map.heads) {
-    const Tile& tile = p.work.tiles[item / p.map.heads];
+    const Item of = ItemOf(p, item);
+    const Tile& tile = p.work.tiles[of.tile];
     const int range_begin = tile.range_begin;
-    const int kv_head = (p.map.head0 + item % p.map.heads) / p.map.group - p.map.kv_head0;
+    const int kv_head = (p.map.head0 + of.head) / p.map.group - p.map.kv_head0;
     ptx::RowCoordinates from{0, 0, kv_head};
 #pragma unroll 1
     for (int i = tile.range_end - 1; i >= range_begin; --i) {
       const Range range = p.work.ranges[i];
-      const int key_token = static_cast<int>(range.row) / p.work.key_step;
-      from.member = static_cast<int>(range.row) % p.work.key_step;
+      int row = static_cast<int>(range.row);
+      if (p.arriving.flags) {
+        const int block = row / p.arriving.block_rows;
+        arrives = block > 0;
+        if (arrives) {
+          AwaitPiece<Config>(p, shared, block, kv_head);
+          row -= p.arriving.block_rows;
+        }
+      }
+      const int key_token = row / p.work.key_step;
+      from.member = row % p.work.key_step;
 #pragma unroll 1
       for (int at = (range.length - 1) / kBlock * kBlock; at >= 0; at -= kBlock) {
         from.token = key_token + at;
@@ -103,7 +164,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
         ptx::Wait(shared.EmptyK(ring.stage), ring.parity ^ 1);
         shared.control->blocks[ring.stage] = {range.position + at, min(range.length - at, kBlock)};
         ptx::ArriveExpecting(shared.FullK(ring.stage), Config::kKeyBytes);
-        ptx::LoadBox(shared.Keys(ring.stage), &p.k, from, shared.FullK(ring.stage));
+        ptx::LoadBox(shared.Keys(ring.stage), arrives ? &p.arriving.k : &p.k, from, shared.FullK(ring.stage));
         if constexpr (Config::kBias) {
           if (p.bias.rows > 0) {
             ProduceBias<Config>(p, shared, bias_ring, count % 2, range.position + at);

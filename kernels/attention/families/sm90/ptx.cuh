@@ -81,6 +81,27 @@ __device__ __forceinline__ void ReleaseToCopies(std::uint32_t barrier) {
   Arrive(barrier);
 }
 
+// Data whose flag this thread has read with ordinary loads is seen by tensor copies that follow.
+__device__ __forceinline__ void FenceGlobalForCopies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Words that another device, a copy engine or the host writes or reads.
+__device__ __forceinline__ std::uint32_t LoadAcquireSystem(const std::uint32_t* word) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ void StoreSystem(std::uint32_t* word, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long NowNs() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -37,6 +37,9 @@ struct Control {
   std::uint64_t full_v[kStages], empty_v[kStages];
   TileInfo tiles[2];
   BlockInfo blocks[kStages];  // that full_k announces
+  // The producer's: which blocks' pieces with the heads of this one have arrived.
+  std::uint64_t arrived;
+  int arrived_piece;
 };
 
 // What a tile's bias takes beside TileInfo.
@@ -122,6 +125,8 @@ struct Shared : SharedMemory<ControlOf<Config>, Config::kTileBytes> {
       }
     }
     ptx::FenceBarrierInit();
+    control->arrived = 0;
+    control->arrived_piece = -1;
   }
 };
 

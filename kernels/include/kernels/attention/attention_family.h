@@ -27,12 +27,14 @@ class TensorOps;
 // without them, so a kernel that has none runs under every schedule.
 //
 // Every family takes layouts whose segments lie anywhere in their sequences. A kernel that only knows
-// rectangular calls is behind an adapter that cuts a block into such calls: the family "table". (To come here
-// with the first family that has it: several key blocks that arrive while the kernel runs.)
+// rectangular calls is behind an adapter that cuts a block into such calls: the family "table".
 struct Capabilities {
   // Forward continues from (accumulator, lse) in fp32 and adds the softmax offset at the end. Without it each
   // block's own out and lse are merged by TensorOps::Merge.
   bool continues_softmax = false;
+  // Forward takes blocks of keys that arrive while it runs (ArrivingKeys), best in pieces of a tensor of at
+  // least so many bytes; 0: it does not.
+  std::size_t arriving_piece_bytes = 0;
   // Backward makes dq, or dk and dv, alone. Without it a schedule asks for all three of the same block.
   bool gradients_apart = false;
   // Backward adds to fp32 accumulators. Without it a block's gradients come in their dtype and TensorOps adds

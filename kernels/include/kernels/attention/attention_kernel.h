@@ -18,6 +18,7 @@
 #include "kernels/attention/layout.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor.h"
+#include "kernels/ring_transfers.h"
 
 namespace cppool::kernels {
 
@@ -73,6 +74,23 @@ struct BiasArgs {
   const float* alibi_slopes = nullptr;
 };
 
+// Blocks of keys that arrive while the kernel runs, one after another in memory: those of the plan behind the
+// first block, which is the call's `k` and `v` (Layout::block_rows). A piece is some key/value heads of a
+// block: piece g * (blocks - 1) + b - 1 has the heads from g * heads_per_piece on of block b. The kernel
+// works on the first block's keys first, and on the heads in their order.
+struct ArrivingKeys {
+  TensorRef k, v;
+  std::int64_t block_rows = 0;  // 0: there are none
+  int blocks = 1;               // the first one, too
+  int heads_per_piece = 1;
+  Arrivals arrivals;
+
+  std::size_t Piece(std::int64_t block, int kv_head) const {
+    return static_cast<std::size_t>(kv_head / heads_per_piece) * static_cast<std::size_t>(blocks - 1) +
+           static_cast<std::size_t>(block - 1);
+  }
+};
+
 // Softmax over the keys of several calls is merged in (accumulator, lse): `first` starts from out 0 and lse
 // -inf without reading them, otherwise the call continues from what is there; `last` writes `out`, otherwise
 // the accumulator holds the normalised fp32 output so far. Max-shifted: Milakov and Gimelshein 2018;
@@ -99,6 +117,7 @@ struct ForwardArgs {
   float* max_logit = nullptr;
   bool first = true;
   bool last = true;
+  ArrivingKeys arriving;  // only with Capabilities::arriving_piece_bytes, when first and last
   float p_scale = 0;  // P * p_scale is rounded to E4M3 for the product with v; 0: P is rounded to the dtype
   void* workspace = nullptr;  // of AttentionFamily::WorkspaceBytes; its content is undefined
 };

@@ -24,6 +24,9 @@ struct Layout {
   std::vector<Segment> segments;  // sorted by sequence, then position
   std::int64_t rows = 0;          // of the whole buffer
   std::int32_t row_step = 1;      // 1 for bshd; the batch size for sbhd
+  // Of keys: the rows of a block, where those behind the first block arrive while the kernel runs
+  // (ForwardArgs::arriving); 0: all are there.
+  std::int64_t block_rows = 0;
 };
 
 // Every token: what attention without CP sees. bshd and sbhd: sequence b's room is [b] of [batch, room]; thd:
@@ -89,6 +92,9 @@ enum class Side { kQuery, kKey };
 // the short one.
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
                        int tile_rows, bool keep_empty, int rest_step = 0);
+// Reorders the ranges of each tile of queries by the blocks of `key` that they are in: in their order, or the
+// last one first.
+void OrderByBlock(WorkList& list, const Layout& key, bool last_first);
 // Returns the most that its tiles and ranges take, whatever the bands.
 std::size_t WorkListBytes(Side self, const Layout& query, const Layout& key, int tile_rows);
 

@@ -29,8 +29,9 @@ class AttentionReport {
   // `against`: "no_cp", "oracle", with spec.deterministic "rerun"; and "later", only of a tensor that changed
   // after the run was over. In fp8 also "bits", of quantized inputs, out and delta.
   virtual void Check(CheckedTensor tensor, const std::string& against, const Verdict& verdict) = 0;
-  // Gets how tensors go from rank to rank: kComm or kPeer. Not called in a world of one rank.
-  virtual void Moves(Transfers) {}
+  // Gets how tensors go from rank to rank, kComm or kPeer, and whether the forward pass is kSteps or kOne.
+  // Not called in a world of one rank.
+  virtual void Moves(Transfers, Launches) {}
   // Gets a hash of the bits of all of this rank's outputs, with spec.deterministic.
   virtual void Digest(std::uint64_t) {}
 };
@@ -111,7 +112,8 @@ void RunAttention(cppool_runtime* runtime, const AttentionFamily& family, const 
                   bool checks, AttentionReport& report, TensorSource* source = nullptr,
                   TensorSink* sink = nullptr);
 
-// Most device bytes that RunAttention holds on a rank, checks included; `host`: on the host runtime.
+// Most device bytes that RunAttention holds on a rank, checks included, whatever launches kAuto turns out to
+// be; `host`: on the host runtime.
 double AttentionBytes(const AttentionFamily& family, const AttentionSpec& spec, int world_size, bool host);
 
 }  // namespace cppool::kernels

@@ -110,6 +110,13 @@ class Schedule {
 // RuntimeError (CPPOOL_UNSUPPORTED) when copies are asked for and there are none.
 Transfers TransfersOf(cppool_runtime* runtime, const AttentionSpec& spec);
 
+// Why the forward pass of the schedule cannot be one launch (spec.launches), whatever the runtime; nothing
+// when it can.
+std::optional<std::string> WhyNotOneLaunch(const AttentionFamily& family, const AttentionSpec& spec);
+// What spec.launches means on the runtime's world: kSteps or kOne; with one rank kSteps. The same on all
+// ranks. Throws RuntimeError (CPPOOL_UNSUPPORTED) when one launch is asked for and cannot be.
+Launches LaunchesOf(cppool_runtime* runtime, const AttentionFamily& family, const AttentionSpec& spec);
+
 // The schedule of spec.comm on the runtime's world. All of its memory is allocated here, and its kernels are
 // loaded. `kernels` outlives it.
 std::unique_ptr<Schedule> MakeSchedule(cppool_runtime* runtime, RankKernels& kernels,

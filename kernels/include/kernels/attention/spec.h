@@ -15,6 +15,9 @@ enum class CpCommType { kP2p, kAllGather, kA2a, kA2aP2p };
 // How keys, values, heads and their gradients go from rank to rank: by calls on the world's communicators, or
 // by copies between devices. kAuto: by copies where all devices reach each other.
 enum class Transfers { kAuto, kComm, kPeer };
+// Of the forward pass of a ring: a launch of the kernel for each step, or one of a kernel that keys arrive
+// under.
+enum class Launches { kAuto, kSteps, kOne };
 enum class AttnMaskType {
   kNoMask,
   kCausal,
@@ -80,6 +83,7 @@ struct AttentionSpec {
   int a2a_size =
       2;  // kA2aP2p: how many adjacent ranks exchange heads; 1 < a2a_size < world size, which it divides
   Transfers transfers = Transfers::kAuto;
+  Launches launches = Launches::kAuto;
   AttnMaskType mask = AttnMaskType::kCausal;
   Sequences queries, keys;        // of `batch` sequences each; DrawSequences or the request says
   bool pad_between_seqs = false;  // thd: sequences do not fill their rooms

@@ -71,6 +71,8 @@ TEST_CASE("a schedule allocates exactly the memory that it declares") {
           DrawSequences(spec, size);
           RequireExact(world, host, spec, size);
           RequireExact(world, limited, spec, size);
+          spec.launches = Launches::kOne;
+          if (!WhyNotOneLaunch(host, spec)) RequireExact(world, host, spec, size);
         }
       }
     }

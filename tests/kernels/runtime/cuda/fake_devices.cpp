@@ -10,6 +10,7 @@
 
 #include "kernels/error.h"
 #include "kernels/runtime/cuda/reduce.h"
+#include "kernels/runtime/cuda/stream_write.h"
 #include "kernels/runtime/host/reduce.h"
 
 namespace cppool::kernels {
@@ -40,6 +41,9 @@ void UseDevice(int device) { current = device; }
 namespace cuda {
 
 void LoadReduce() {}
+
+void LoadWriteWord() {}
+void WriteWord(cudaStream_t, std::uint32_t* word, std::uint32_t value) { *word = value; }
 
 void LaunchReduce(cppool_dtype dtype, cppool_reduce reduce, const std::vector<const void*>& in,
                   std::size_t count, void* out, cudaStream_t) {
@@ -81,6 +85,30 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t pitch,
+                              std::size_t width, std::size_t rows, cudaMemcpyKind, cudaStream_t) {
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
+                static_cast<const std::byte*>(from) + row * pitch, width);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** out, std::size_t bytes) {
+  *out = std::malloc(bytes);
+  return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaMemset(void* to, int byte, std::size_t bytes) {
+  std::memset(to, byte, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** out, std::size_t bytes, unsigned) { return cudaMalloc(out, bytes); }
+cudaError_t cudaFree(void* pointer) {
+  std::free(pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* pointer) { return cudaFree(pointer); }
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   *pool = nullptr;

@@ -313,4 +313,106 @@ TEST_CASE("peer: ranks wait for each other before they make communicators of a n
   test::Forget();
 }
 
+// Every rank sends two of four rows of bytes to the next one, for three passes, and nothing in between.
+TEST_CASE("ring transfers bring rows to the receiver's memory, and then the pass to its flag") {
+  constexpr int kSize = 3;
+  constexpr std::size_t kPitch = 8, kRows = 4, kBytes = kPitch * kRows;
+  PeerWorld world(kSize, kSize);
+  CHECK(world.WhyNoRing() == std::nullopt);
+  CHECK(PeerWorld(kSize, 2).WhyNoRing() == "several ranks share a GPU");
+  const std::vector<std::string> errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    const CommGroup group = world.group(rank, GroupShape{kSize, 1});
+    const int next = (rank + 1) % kSize, before = (rank + kSize - 1) % kSize;
+    for (std::uint32_t pass = 1; pass <= 3; ++pass) {
+      const auto value = [&](int of, std::size_t i) {
+        return std::byte(static_cast<std::size_t>(of) * 64 + pass * 16 + i % 16);
+      };
+      std::vector<std::byte> keys(kBytes), values(kBytes), into(4 * kBytes);
+      for (std::size_t i = 0; i < kBytes; ++i) keys[i] = value(rank, i), values[i] = value(rank, i + 5);
+      RingTransfers transfers;
+      transfers.into = {into.data(), into.data() + 2 * kBytes};
+      RingPiece piece;
+      piece.to = next;
+      piece.flag = 7;
+      piece.parts = {RingPiece::Rows{keys.data() + 2, 0, kBytes + 2, kPitch, 3, kRows},
+                     RingPiece::Rows{values.data(), 1, kBytes, kPitch, 2, kRows}};
+      piece.stage = "piece";
+      transfers.leaving = {piece};
+      transfers.arriving.assign(8, {before, "heads"});
+      std::vector<std::string> calls;
+      const RingHooks hooks{[&](const RingPiece& sent) { calls.push_back(sent.stage); },
+                            [&] { calls.push_back("end"); }};
+      const Arrivals arrivals = world.StartRing(rank, transfers, group.comm, nullptr, nullptr, hooks);
+      Expect(calls == std::vector<std::string>{"piece", "end"}, "the hooks around the piece");
+      Expect(arrivals.pass == pass, "passes count on");
+      std::int32_t sum = 1;  // all have sent: the fake streams do their work at once
+      world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, &sum, &sum}, group.comm,
+                    nullptr);
+      for (std::size_t i = 0; i < 8; ++i)
+        Expect((arrivals.flags[i] == pass) == (i == 7), "the piece's flag alone");
+      for (std::size_t i = 0; i < 4 * kBytes; ++i) {
+        const std::size_t in_row = i % kPitch, at = i % kBytes;
+        const bool key = i / kBytes == 1 && in_row >= 2 && in_row < 5,
+                   of_values = i / kBytes == 3 && in_row < 2;
+        const std::byte wanted = key ? value(before, at) : of_values ? value(before, at + 5) : std::byte{0};
+        Expect(into[i] == wanted, "byte " + std::to_string(i));
+      }
+    }
+  });
+  CHECK(errors == std::vector<std::string>(kSize));
+  for (int rank = 0; rank < kSize; ++rank) world.Leave(rank);
+}
+
+TEST_CASE(
+    "a kernel that waits for a piece is named, ends with an abort, and fails its case when it is late") {
+  PeerWorld world(2, 2);
+  RingControl* control = nullptr;
+  std::vector<WaitingCall> waiting;
+  bool aborted_before = true;
+  std::vector<std::string> errors = OnAllRanks(world, [&](int rank) {
+    world.JoinWorld(rank);
+    world.BeginCase(rank);
+    RingTransfers transfers;
+    transfers.arriving = {{1 - rank, "heads 0 to 3 of keys and values"},
+                          {1 - rank, "heads 4 to 7 of keys and values"}};
+    const Arrivals arrivals =
+        world.StartRing(rank, transfers, world.group(rank, GroupShape{2, 1}).comm, nullptr, nullptr, {});
+    if (rank == 1) return;
+    control = arrivals.control;
+    Expect(world.Waiting(0).empty(), "no piece is waited for");
+    control->awaited = 2;
+    waiting = world.Waiting(0);
+    control->awaited = 0;
+    aborted_before = control->aborted != 0;
+    world.CheckCase(0);
+    control->late = 1;
+    world.CheckCase(0);
+  });
+  CHECK(errors == std::vector<std::string>{
+                      "a kernel has waited 60 s for heads 0 to 3 of keys and values from rank 1", ""});
+  REQUIRE(waiting.size() == 1);
+  CHECK(waiting[0].doing == "waiting for heads 4 to 7 of keys and values from rank 1");
+  CHECK(waiting[0].awaits == std::vector<int>{1});
+  CHECK_FALSE(aborted_before);
+  CHECK(control->aborted);  // by the error of rank 0
+  world.Restart();
+  CHECK_FALSE(control->aborted);
+  world.BeginCase(0);
+  world.CheckCase(0);
+  errors = OnAllRanks(world, [&](int rank) {
+    world.BeginCase(rank);
+    const auto comm = world.group(rank, GroupShape{2, 1}).comm;
+    std::int32_t number = 1;
+    if (rank == 0) world.StartRing(rank, {}, comm, nullptr, nullptr, {});
+    if (rank == 1)
+      world.Collect(rank, {Collective::kAllReduce, CPPOOL_INT32, CPPOOL_SUM, 1, &number, &number}, comm,
+                    nullptr);
+  });
+  for (const std::string& error : errors)
+    CHECK(error.find("rank 0 called ring transfers, rank 1 all_reduce (sum) of 1 int32") !=
+          std::string::npos);
+  for (int rank = 0; rank < 2; ++rank) world.Leave(rank);
+}
+
 }  // namespace cppool::kernels::cuda
