@@ -19,25 +19,6 @@ std::int64_t VisiblePairs(Band band, std::int64_t query, std::int64_t n, std::in
   return PairsBelow(query - key + band.high + 1, n, m) - PairsBelow(query - key + band.low, n, m);
 }
 
-// Joins a layout's neighbouring segments that continue each other in rows and positions.
-std::vector<Segment> Joined(const Layout& layout) {
-  std::vector<Segment> joined;
-  joined.reserve(layout.segments.size());
-  for (const Segment& segment : layout.segments) {
-    if (segment.length == 0) continue;
-    if (!joined.empty()) {
-      Segment& last = joined.back();
-      if (last.sequence == segment.sequence && last.position + last.length == segment.position &&
-          last.row + std::int64_t{last.length} * layout.row_step == segment.row) {
-        last.length += segment.length;
-        continue;
-      }
-    }
-    joined.push_back(segment);
-  }
-  return joined;
-}
-
 // Reorders the tiles so that those with the most tokens in their ranges, which is what a kernel walks
 // through, come first.
 void MostWorkFirst(const std::vector<std::int64_t>& work, std::vector<Tile>& tiles) {
@@ -55,6 +36,24 @@ void MostWorkFirst(const std::vector<std::int64_t>& work, std::vector<Tile>& til
 }
 
 }  // namespace
+
+std::vector<Segment> Joined(const Layout& layout) {
+  std::vector<Segment> joined;
+  joined.reserve(layout.segments.size());
+  for (const Segment& segment : layout.segments) {
+    if (segment.length == 0) continue;
+    if (!joined.empty()) {
+      Segment& last = joined.back();
+      if (last.sequence == segment.sequence && last.position + last.length == segment.position &&
+          last.row + std::int64_t{last.length} * layout.row_step == segment.row) {
+        last.length += segment.length;
+        continue;
+      }
+    }
+    joined.push_back(segment);
+  }
+  return joined;
+}
 
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
                        int tile_rows, bool keep_empty, int rest_step) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/attention/problem/row_tiles.h"
+#include "kernels/attention/problem/transposed.h"
 
 namespace cppool::kernels {
 
@@ -47,7 +47,8 @@ int Fp8OperandUse::dim(Operand operand) const {
 }
 
 bool Fp8OperandUse::reads_values() const {
-  return !payloads || InBlocks(*request.fp8) || (request.training && !request.fp8->bwd);
+  return InBlocks(*request.fp8) || forward_qk == Fp8Form::kValues ||
+         (request.training && (!request.fp8->bwd || backward == Fp8Form::kValues));
 }
 
 void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
@@ -62,6 +63,8 @@ void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
     const auto elements = static_cast<std::size_t>(rows * heads * dim);
     Each& to = each[static_cast<std::size_t>(i)];
     if (use.reads_values()) list.Add(kNames[i], elements * SizeOf(Dtype::kBf16), to.values);
+    if (operand == Operand::kV && use.transposes())
+      list.Add("transposed v", static_cast<std::size_t>(use.key_slots * heads * dim), to.payload);
     if (!InBlocks(*use.request.fp8)) continue;
     list.Add("payload in blocks", elements * SizeOf(Dtype::kE4M3), to.payload);
     // A block along the tokens has one token at least.
@@ -75,7 +78,8 @@ void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
 
 std::size_t Fp8OperandUse::TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const {
   const std::size_t blocks = InBlocks(*request.fp8) ? MxBlocks(tokens, chunks).size() : 0;
-  return RowTilesBytes(tokens) + blocks * sizeof(RowTile);
+  const auto slots = static_cast<std::size_t>(transposes() ? SlotsOf(tokens) / kSlotTile : 0);
+  return RowTilesBytes(tokens) + (blocks + slots) * sizeof(RowTile);
 }
 
 Fp8Operands::Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse use,
@@ -87,13 +91,15 @@ Fp8Operands::Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse 
       buffers_(buffers) {}
 
 Fp8Operands::Tokens Fp8Operands::TokensOf(const Layout& layout, const std::vector<std::int64_t>& chunks) {
-  Tokens tokens{layout, ops_.Rows(layout, rt_->stream), nullptr};
+  Tokens tokens{layout, ops_.Rows(layout, rt_->stream), nullptr, nullptr};
   if (in_blocks()) tokens.blocks = ops_.fp8().Blocks(layout, chunks, rt_->stream);
   return tokens;
 }
 
 void Fp8Operands::AddKeys(const BlockPlan* plan, const Layout& keys) {
-  keys_[plan] = TokensOf(keys, use_.key_chunks);
+  Tokens tokens = TokensOf(keys, use_.key_chunks);
+  if (use_.transposes()) tokens.slots = ops_.fp8().Slots(keys, rt_->stream);
+  keys_[plan] = std::move(tokens);
 }
 
 void Fp8Operands::Record(QuantizedOperand quantized) {
@@ -107,10 +113,13 @@ void Fp8Operands::Record(QuantizedOperand quantized) {
 }
 
 void Fp8Operands::Dequantize(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                             bool in_fp8) {
+                             bool in_fp8, Fp8Form form) {
   const int heads = use_.heads(operand), dim = use_.dim(operand);
   TensorOut values;
-  if (!as_payloads(in_fp8)) {
+  if (form == Fp8Form::kTransposed) {
+    ops_.fp8().Transpose(*tokens.slots, heads, dim, from, of(operand).payload.get<std::uint8_t>(),
+                         rt_->stream);
+  } else if (form == Fp8Form::kValues) {
     values = {of(operand).values.get(), Dtype::kBf16};
     ops_.fp8().Dequantize(*tokens.rows, std::int64_t{heads} * dim,
                           {from.data, from.dtype, in_fp8 ? nullptr : from.scale}, values, rt_->stream);
@@ -148,18 +157,23 @@ void Fp8Operands::Prepare(ForwardArgs& args) {
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
     CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kTokens);
   } else {
-    if (args.first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, true);
-    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, true);
-    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, true);
+    if (args.first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, true, use_.forward_qk);
+    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, true, use_.forward_qk);
+    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, true, use_.forward_v);
   }
   args.p_scale = PScale(*use_.request.fp8);
-  if (as_payloads(true)) return;
-  const auto point = [&](Operand operand, TensorRef& at) {
-    at = {of(operand).values.get(), Dtype::kBf16, in_blocks() ? nullptr : at.scale};
+  const auto point = [&](Operand operand, Fp8Form form, TensorRef& at) {
+    if (in_blocks()) {
+      at = {of(operand).values.get(), Dtype::kBf16};
+    } else if (form == Fp8Form::kValues) {
+      at = {of(operand).values.get(), Dtype::kBf16, at.scale};
+    } else if (form == Fp8Form::kTransposed) {
+      at.data = of(operand).payload.get();
+    }
   };
-  point(Operand::kQ, args.q);
-  point(Operand::kK, args.k);
-  point(Operand::kV, args.v);
+  point(Operand::kQ, use_.forward_qk, args.q);
+  point(Operand::kK, use_.forward_qk, args.k);
+  point(Operand::kV, use_.forward_v, args.v);
 }
 
 void Fp8Operands::Prepare(BackwardArgs& args) {
@@ -167,10 +181,11 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
   const bool first = args.query.wanted && args.query.first;
   if (!in_blocks()) {
     const bool in_fp8 = backward_in_fp8();
-    if (first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, in_fp8);
-    if (first && in_fp8) Dequantize(Operand::kDout, InputTensor::kDout, args.dout, queries_, true);
-    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, in_fp8);
-    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, in_fp8);
+    const Fp8Form form = backward_form();
+    if (first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, in_fp8, form);
+    if (first && in_fp8) Dequantize(Operand::kDout, InputTensor::kDout, args.dout, queries_, true, form);
+    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, in_fp8, form);
+    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, in_fp8, form);
   } else {
     if (first) CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
     CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
@@ -191,7 +206,7 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
 
 void Fp8Operands::Use(BackwardArgs& args) const {
   if (backward_in_fp8()) args.casts.p_scale = PScale(*use_.request.fp8);
-  if (as_payloads(backward_in_fp8())) return;
+  if (!in_blocks() && backward_form() == Fp8Form::kPayload) return;
   const auto point = [&](Operand operand, TensorRef& at, bool with_scale) {
     at = {of(operand).values.get(), Dtype::kBf16, with_scale ? at.scale : nullptr};
   };

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/attention/attention_kernel.h"
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/fp8_ops.h"
 #include "kernels/attention/schedule.h"
@@ -28,7 +28,8 @@ struct Fp8OperandUse {
   Layout queries;
   std::int64_t rows_kv = 0;                            // of the largest block of keys
   std::vector<std::int64_t> query_chunks, key_chunks;  // casts in blocks: see MxBlocks
-  bool payloads = false;                               // Capabilities::reads_payloads
+  std::int64_t key_slots = 0;                          // of a transposed payload of any block
+  Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
 
   bool has(Operand operand) const;
   bool of_queries(Operand operand) const;
@@ -36,6 +37,7 @@ struct Fp8OperandUse {
   int dim(Operand operand) const;
   // Whether kernels read values in bf16: else payloads alone.
   bool reads_values() const;
+  bool transposes() const { return forward_v == Fp8Form::kTransposed; }
   // The tables of these tokens' rows and blocks, on a runtime that has them in device memory.
   std::size_t TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const;
 };
@@ -43,7 +45,7 @@ struct Fp8OperandUse {
 struct Fp8OperandBuffers {
   struct Each {
     Buffer values;              // bf16 [rows, heads, dim]; with reads_values
-    Buffer payload, exponents;  // with casts in blocks
+    Buffer payload, exponents;  // with casts in blocks; the payload of v also where it is transposed
   };
   std::array<Each, kOperands> each;
 
@@ -71,19 +73,20 @@ class Fp8Operands {
  private:
   struct Tokens {
     Layout layout;
-    std::unique_ptr<TokenRows> rows, blocks;
+    std::unique_ptr<TokenRows> rows, blocks, slots;
   };
   Tokens TokensOf(const Layout& layout, const std::vector<std::int64_t>& chunks);
   bool in_blocks() const { return InBlocks(*use_.request.fp8); }
   bool backward_in_fp8() const { return use_.request.fp8->bwd; }
+  // A backward pass in 16 bits reads values.
+  Fp8Form backward_form() const { return backward_in_fp8() ? use_.backward : Fp8Form::kValues; }
   const Fp8OperandBuffers::Each& of(Operand operand) const {
     return buffers_.each[static_cast<std::size_t>(operand)];
   }
-  // Whether kernels read payloads in this pass.
-  bool as_payloads(bool in_fp8) const { return use_.payloads && in_fp8 && !in_blocks(); }
-  // Makes the operand's values from a payload.
+  // Makes of a payload what kernels read: its values, with scales applied unless a pass is `in_fp8`, or
+  // nothing.
   void Dequantize(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                  bool in_fp8);
+                  bool in_fp8, Fp8Form form);
   // Casts a 16-bit tensor in blocks and makes the operand's values from them.
   void CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
                     MxAxis axis);

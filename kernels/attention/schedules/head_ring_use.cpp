@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/attention/problem/transposed.h"
+
 namespace cppool::kernels {
 namespace {
 
@@ -84,6 +86,8 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
   block.rows_kv =
       ring.gathers ? std::max<std::int64_t>(1, static_cast<std::int64_t>(slots)) * block_kv : block_kv;
   block.gradient_rows = block_kv;
+  for (const Layout& keys : ring.keys) block.key_slots = std::max(block.key_slots, SlotsOf(keys));
+  if (ring.gathers) block.key_slots = std::max(block.key_slots, SlotsOf(ring.Gathered(position)));
   block.several_forward = block.several_backward = last_attended > 0;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;
   block.softmax_offset = spec.softmax != SoftmaxType::kVanilla;

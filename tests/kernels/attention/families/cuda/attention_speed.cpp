@@ -5,7 +5,7 @@
 // Operations are counted as in the answer to a `run`: per visible pair and head, the two products of the
 // forward pass, 2 (dim_qk + dim_v), and the five of the backward pass, 2 (3 dim_qk + 2 dim_v), although
 // `sm80` makes seven. In fp8 P and dS are cast with one scale each, and the reference reads what operands
-// hold.
+// hold; where a family multiplies payloads, too, a second row has that.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include <cstring>
 #include <functional>
 
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/numerics/fp8.h"
 #include "tests/kernels/attention/families/cuda/reference.h"
 
@@ -202,7 +203,7 @@ std::vector<float> OnGrid(std::vector<float> values, float (*round)(float)) {
 }
 
 // Returns whether the samples agree, or the family has no kernels for the shape.
-bool Measure(const Device& device, const char* family, const SpeedShape& speed) {
+bool Measure(const Device& device, const char* family, const SpeedShape& speed, Fp8Products products) {
   KernelShape shape;
   shape.dtypes = TensorDtypes(speed.dtype);
   shape.dim_qk = speed.dim_qk, shape.dim_v = speed.dim_v;
@@ -213,7 +214,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const Problem problem{shape, layout, layout, bands, speed.bias, {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
   KernelRequest request = RequestOf(problem);
-  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true};
+  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true, products};
   if (device.family().Refusal(request)) return true;
   AttentionKernel& kernel = device.kernel();
   kernel.Load(request);
@@ -261,6 +262,31 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   forward.q = {q.get(), dtype, scale}, forward.k = {k.get(), dtype, scale};
   forward.v = {v.get(), dtype, scale};
   if (speed.fp8) forward.p_scale = PScale(*request.fp8);
+  const bool native = speed.fp8 && products == Fp8Products::kNative;
+  const auto payload = [&](const std::vector<float>& values) {
+    std::vector<std::uint8_t> bytes;
+    for (const float x : values) bytes.push_back(FloatToE4M3(x / kPayloadScale));
+    Buffer buffer(device.rt(), bytes.size(), device.stream());
+    Check(device.rt(),
+          device.rt()->copy(device.rt(), buffer.get(), bytes.data(), bytes.size(), device.stream()));
+    device.Wait();
+    return buffer;
+  };
+  const Buffer q8 = native ? payload(in.q) : Buffer(), k8 = native ? payload(in.k) : Buffer(),
+               v8 = native ? payload(in.v) : Buffer();
+  const auto slots = device.ops().fp8().Slots(layout, device.stream());
+  const Buffer transposed(
+      device.rt(), static_cast<std::size_t>(native ? SlotsOf(layout) * speed.kv_heads * speed.dim_v : 1),
+      device.stream());
+  const auto run_transpose = [&] {
+    device.ops().fp8().Transpose(*slots, speed.kv_heads, speed.dim_v, {v8.get(), Dtype::kE4M3},
+                                 transposed.get<std::uint8_t>(), device.stream());
+  };
+  if (native) {
+    run_transpose();
+    forward.q = {q8.get(), Dtype::kE4M3, scale}, forward.k = {k8.get(), Dtype::kE4M3, scale};
+    forward.v = {transposed.get(), Dtype::kE4M3, scale};
+  }
   forward.out = {out.get(), dtype}, forward.lse = lse.get<float>();
   forward.bias = bias_args;
   BackwardArgs backward;
@@ -320,6 +346,12 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
     const float fixed_ms = delta_ms + timer.Median(stream, run_fixed).first;
     std::printf(" | deterministic %.3f ms %.0f TFLOP/s\n", fixed_ms, rate(fixed_ms));
   }
+  if (native) {
+    const auto [transpose_ms, transpose_spread] = timer.Median(stream, run_transpose);
+    std::printf(
+        "%-5s %-25s the forward pass above with products of payloads; transposition of v %.3f ms (+-%.3f)\n",
+        family, speed.name, transpose_ms, transpose_spread);
+  }
   if (dbias) {
     const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
     std::printf("%-5s %-25s dbias %.3f ms (+-%.3f)\n", family, speed.name, bias_ms, bias_spread);
@@ -340,7 +372,9 @@ int main(int argc, char** argv) {
       const test::Device device(*family);
       for (const auto& shape : test::kShapes) {
         if (argc < 2 || std::strstr(shape.name, argv[1]))
-          good = test::Measure(device, family->name(), shape) && good;
+          good = test::Measure(device, family->name(), shape, Fp8Products::kBf16) && good;
+        if (shape.fp8 && (argc < 2 || std::strstr(shape.name, argv[1])))
+          good = test::Measure(device, family->name(), shape, Fp8Products::kNative) && good;
       }
     }
     return good ? 0 : 1;
