@@ -8,7 +8,6 @@
 #pragma once
 
 namespace cppool::kernels::cuda::sm90 {
-
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 inline constexpr int kSharedAlignment = 1024;  // of tiles, as TMA's swizzle asks
 inline constexpr int kWarpgroup = 128;
@@ -96,13 +95,14 @@ struct BiasedForwardTiling<256, 256> : Tiling<256, 256, 2, 64, 2, 1, true, 2> {}
 // Products of E4M3 payloads. The sums of an 8-bit product lose what their mantissas have no bits for: each
 // block's is added to the output in fp32, which takes dim_v / 2 registers more. The queries' buffer also
 // holds the output, which is wider.
-template <int kDimQkValue, int kDimVValue, int kConsumersValue, int kStagesValue>
-struct NativeTiling : Tiling<kDimQkValue, kDimVValue, kConsumersValue, 128, 2, 1, true> {
-  using Base = Tiling<kDimQkValue, kDimVValue, kConsumersValue, 128, 2, 1, true>;
+template <int kDimQkValue, int kDimVValue, int kStagesValue, bool kTakeTurnsValue, int kPartsFirstValue>
+struct NativeTiling : Tiling<kDimQkValue, kDimVValue, 2, 128, 2, 1, kTakeTurnsValue> {
+  using Base = Tiling<kDimQkValue, kDimVValue, 2, 128, 2, 1, kTakeTurnsValue>;
+  // Halves of a block whose exponentials are made before the previous block's product has ended.
+  static constexpr int kPartsFirst = kPartsFirstValue;
   using Base::kBlock, Base::kConsumers, Base::kTileRows, Base::kDimQk, Base::kDimV;
   static constexpr bool kFp8 = true, kNative = true;
-  static constexpr int kProducerRegisters = kDimV == 128 ? 24 : 40;
-  static constexpr int kConsumerRegisters = kDimV == 128 ? 240 : 232;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr int kStages = kStagesValue, kQueryStages = 2;
   static constexpr bool kEarlyStart = true, kStageOutput = true;
   static constexpr int kLine = kDimQk % 128 == 0 ? 128 : 64;  // of queries and keys, see wgmma.cuh
@@ -117,15 +117,16 @@ struct NativeTiling : Tiling<kDimQkValue, kDimVValue, kConsumersValue, 128, 2, 1
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
+// Chosen by measurement on an H100.
 template <int kDimQk, int kDimV>
 struct NativeForwardTiling;
 template <>
-struct NativeForwardTiling<64, 64> : NativeTiling<64, 64, 2, 4> {};
+struct NativeForwardTiling<64, 64> : NativeTiling<64, 64, 4, false, 2> {};
 template <>
-struct NativeForwardTiling<128, 128> : NativeTiling<128, 128, 2, 4> {};
+struct NativeForwardTiling<128, 128> : NativeTiling<128, 128, 4, true, 0> {};
 template <>
-struct NativeForwardTiling<128, 64> : NativeTiling<128, 64, 2, 4> {};
+struct NativeForwardTiling<128, 64> : NativeTiling<128, 64, 4, false, 2> {};
 template <>
-struct NativeForwardTiling<192, 128> : NativeTiling<192, 128, 2, 3> {};
+struct NativeForwardTiling<192, 128> : NativeTiling<192, 128, 3, true, 0> {};
 
 }  // namespace cppool::kernels::cuda::sm90

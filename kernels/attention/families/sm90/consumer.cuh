@@ -74,16 +74,21 @@ class Consumer {
         Settle(logits);
         taken = TakeBlock(logits, visible, block + 1 == blocks);
         const Rescale rescale = FollowMost<Config>(logits, state, ScaleLog2());
+        if constexpr (Config::kNative)
+          ExponentiateParts<0, Config::kPartsFirst>(logits, state, ScaleLog2(), Lift(), taken.seen);
         WaitForProducts<0>();
         Settle(out);
         Settle(exponentials);
         Release(shared_.EmptyV(keys_.Previous().Previous().stage));
         if constexpr (Config::kNative) {
           promoted.Add(out, rescale);
+          ExponentiateParts<Config::kPartsFirst, kParts<kBlock>>(logits, state, ScaleLog2(), Lift(),
+                                                                 taken.seen);
+          PackOperand<P>(logits, exponentials);
         } else {
           rescale.Apply(out);
+          Exponentiate<P>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen, exponentials);
         }
-        Exponentiate<P>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen, exponentials);
       }
 
       bool more = false;

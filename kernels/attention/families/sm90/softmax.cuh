@@ -112,12 +112,11 @@ __device__ __forceinline__ void PackOperand(const float (&from)[kSize],
   }
 }
 
-// Makes of kCount logits from kFirst on exponentials relative to the running maximum, as the left operand of
-// the product with the values. They are 2^lift times as large.
-template <typename T, int kFirst, int kCount, int kSize>
+// Makes of kCount logits from kFirst on exponentials relative to the running maximum. They are 2^lift times
+// as large.
+template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], SoftmaxState& state,
-                                                 float scale_log2, float lift,
-                                                 std::uint32_t (&to)[kOperandRegisters<T, kSize>]) {
+                                                 float scale_log2, float lift) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float offset = (state.most[half] == -INFINITY ? 0.0f : state.most[half] * scale_log2) - lift;
@@ -132,24 +131,48 @@ __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], Softmax
       }
     state.sum[half] += sums[0] + sums[1];
   }
-  PackOperand<T, kSize, kFirst, kCount>(logits, to);
 }
 
-// The same of a block's parts in `seen`, see SeenParts; of the others 0.
+// The same of those of a block's parts kFirst to kEnd that are in `seen`, see SeenParts; of the others 0.
+template <int kFirst, int kEnd, int kCount>
+__device__ __forceinline__ void ExponentiateParts(float (&logits)[kCount], SoftmaxState& state,
+                                                  float scale_log2, float lift, unsigned seen) {
+  constexpr int kPart = kCount / kParts<kCount * 2>;
+  constexpr unsigned kThese = (1u << kEnd) - (1u << kFirst);
+  if constexpr (kFirst == kEnd) return;
+  if ((seen & kThese) == kThese) {
+    ExponentiatePart<kFirst * kPart, (kEnd - kFirst) * kPart>(logits, state, scale_log2, lift);
+  } else if constexpr (kEnd - kFirst == 2) {
+    ExponentiateParts<kFirst, kFirst + 1>(logits, state, scale_log2, lift, seen);
+    ExponentiateParts<kFirst + 1, kEnd>(logits, state, scale_log2, lift, seen);
+  } else {
+#pragma unroll
+    for (int i = kFirst * kPart; i < kEnd * kPart; ++i) logits[i] = 0;
+  }
+}
+
+// The same of all parts, packed as the left operand of the product with the values.
 template <typename T, int kCount>
 __device__ __forceinline__ void Exponentiate(float (&logits)[kCount], SoftmaxState& state, float scale_log2,
                                              float lift, unsigned seen,
                                              std::uint32_t (&to)[kOperandRegisters<T, kCount>]) {
   constexpr int kBlock = kCount * 2, kPart = kCount / kParts<kBlock>;
   if (seen == kAllParts<kBlock>) {
-    ExponentiatePart<T, 0, kCount>(logits, state, scale_log2, lift, to);
+    ExponentiatePart<0, kCount>(logits, state, scale_log2, lift);
+    PackOperand<T>(logits, to);
     return;
   }
 #pragma unroll
   for (int i = 0; i < kOperandRegisters<T, kCount>; ++i) to[i] = 0;
   if constexpr (kParts<kBlock> == 2) {
-    if (seen == 1) ExponentiatePart<T, 0, kPart>(logits, state, scale_log2, lift, to);
-    if (seen == 2) ExponentiatePart<T, kPart, kPart>(logits, state, scale_log2, lift, to);
+    if (seen == 1) {
+      ExponentiatePart<0, kPart>(logits, state, scale_log2, lift);
+      PackOperand<T, kCount, 0, kPart>(logits, to);
+    }
+    if (seen == 2) {
+      ExponentiatePart<kPart, kPart>(logits, state, scale_log2, lift);
+      PackOperand<T, kCount, kPart, kPart>(logits, to);
+    }
   }
 }
 
