@@ -365,7 +365,7 @@ class Sm90Kernel : public AttentionKernel {
     std::unique_ptr<BlockPlan> general;
     if (!forward ||
         (request.training && (!backward || CastsBackward(request) || (has_bias && !bias_gradient))))
-      general = general_->Plan(request, query, key, bands, stream);
+      general = general_->Plan(ForGeneral(request), query, key, bands, stream);
     return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
                                         backward ? &*backward : nullptr,
                                         bias_gradient ? &*bias_gradient : nullptr, std::move(general),
@@ -509,7 +509,7 @@ class Family : public AttentionFamily {
   const char* name() const override { return "sm90"; }
   // The backward kernel here makes all gradients of a block; the general family's make them apart.
   Capabilities capabilities(const KernelRequest& request) const override {
-    Capabilities can = general_.capabilities(request);
+    Capabilities can = general_.capabilities(ForGeneral(request));
     can.continues_softmax = can.accumulates_gradients = true;
     if (HasBackward(request)) can.gradients_apart = false;
     if (MultipliesPayloads(request)) {
@@ -533,11 +533,13 @@ class Family : public AttentionFamily {
     const std::size_t own =
         HasBackward(request) ? static_cast<std::size_t>(rows_q * shape.heads * shape.dim_qk) * sizeof(float)
                              : 0;
-    return MayNeedGeneral(request) ? std::max(own, general_.WorkspaceBytes(request, rows_q, rows_kv)) : own;
+    return MayNeedGeneral(request)
+               ? std::max(own, general_.WorkspaceBytes(ForGeneral(request), rows_q, rows_kv))
+               : own;
   }
   std::size_t PlanBytes(const KernelRequest& request, const Layout& query, const Layout& key) const override {
     std::size_t bytes = 0;
-    if (MayNeedGeneral(request)) bytes += general_.PlanBytes(request, query, key);
+    if (MayNeedGeneral(request)) bytes += general_.PlanBytes(ForGeneral(request), query, key);
     if (HasForward(request)) {
       const int tile_rows = ForwardOf(request).tile_rows;
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
