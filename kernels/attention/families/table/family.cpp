@@ -41,9 +41,12 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
     return name + ": it does not claim max_logit (CPPOOL_ATTENTION_MAX_LOGIT)";
   if (request.fp8 && lacks(CPPOOL_ATTENTION_FP8))
     return name + ": it does not claim fp8 (CPPOOL_ATTENTION_FP8)";
-  if (request.fp8 && request.training && !request.fp8->bwd && !lacks(CPPOOL_ATTENTION_FP8_OUT))
+  if (request.fp8 && !lacks(CPPOOL_ATTENTION_FP8_OUT) && !request.fp8->mha &&
+      request.fp8->scaling_mode != ScalingMode::kDelayed) {
     return name +
-           ": it writes out in e4m3, and the 16-bit backward pass needs the delta of an out that is not cast";
+           ": it writes out in e4m3, and the recipe has it in 16 bits: use fp8_mha or scaling_mode "
+           "'delayed'";
+  }
   if (request.fp8 && request.fp8->products != Fp8Products::kAuto)
     return name + ": fp8_products must be 'auto': what a library's kernel multiplies is its own";
   if (request.fp8 && InBlocks(*request.fp8))
