@@ -61,7 +61,12 @@ cppool_status Validate(cppool_validation* v) {
     const auto bytes = [&] { return kernels::AttentionBytes(family, spec, v->world_size, on_host); };
     SetLaunches(spec, family, v->world_size, [&] { return !on_host && v->has_room(v, bytes()); });
     v->needs(v, bytes());
-    const Json names{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
+    Json names{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
+    // A library's kernels multiply what they like.
+    if (spec.fp8 && !kernel) {
+      const kernels::Capabilities can = family.capabilities(kernels::RequestOf(spec));
+      names["fp8_products"] = can.forward_qk == kernels::Fp8Form::kPayload ? "native" : "bf16";
+    }
     // A library's names may be any bytes.
     v->kernels(v, names.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     v->replace_params(v, params.dump().c_str());

@@ -22,6 +22,10 @@ void RefuseWithoutFp8(const Json& params) {
     Contradiction(std::string(name) + " is " + shown + ", and dtype is '" +
                   params.at("dtype").get<std::string>() + "': " + name + " is for dtype 'fp8' alone");
   }
+  if (params.at("fp8_products") != "auto") {
+    Contradiction("fp8_products is '" + params.at("fp8_products").get<std::string>() + "', and dtype is '" +
+                  params.at("dtype").get<std::string>() + "': fp8_products is for dtype 'fp8' alone");
+  }
 }
 
 void CheckRecipe(const Json& params) {
@@ -94,6 +98,12 @@ std::string CheckFp8(const Json& params, int world_size) {
     return "";
   }
   CheckRecipe(params);
+  if (params.at("scaling_mode") == "mxfp8" && params.at("fp8_products") == "native") {
+    Contradiction(
+        "fp8_products is 'native' and must be 'auto' or 'bf16' with scaling_mode 'mxfp8': GPUs that have "
+        "kernels "
+        "here have no 8-bit products with scales of blocks");
+  }
   return params.at("scaling_mode") == "mxfp8" ? CheckBlocks(params, world_size) : "";
 }
 
@@ -109,6 +119,10 @@ std::optional<kernels::Fp8Recipe> RecipeOf(const Json& params) {
   recipe.mha = params.at("fp8_mha");
   recipe.bwd = params.at("fp8_bwd");
   recipe.f16_o = params.at("f16_O");
+  const std::string products = params.at("fp8_products");
+  recipe.products = products == "auto"     ? kernels::Fp8Products::kAuto
+                    : products == "native" ? kernels::Fp8Products::kNative
+                                           : kernels::Fp8Products::kBf16;
   return recipe;
 }
 

@@ -55,7 +55,7 @@ extern const cppool_parameter kParameters[] = {
     Integer("head_dim_qk", "64", 1, 1024, "head dimension of queries and keys"),
     Integer("head_dim_v", "null", 1, 1024, "head dimension of values; null: head_dim_qk"),
     Word("dtype", "\"bf16\"", R"(["bf16", "fp16", "fp8"])",
-         "of q, k, v, out and the gradients; fp8: as the next five parameters say, and bf16 elsewhere"),
+         "of q, k, v, out and the gradients; fp8: as the next six parameters say, and bf16 elsewhere"),
     Word("scaling_mode", "null", R"(["delayed", "current", "mxfp8"])",
          "fp8: scales of whole tensors, from the amax of a step before or of the tensor itself, or of blocks "
          "of 32 "
@@ -69,6 +69,10 @@ extern const cppool_parameter kParameters[] = {
             "fp8: the output that the backward pass gets is 16-bit; false with delayed, true with mxfp8, "
             "either with "
             "current; null: false where it can be"),
+    Word("fp8_products", "\"auto\"", R"(["auto", "native", "bf16"])",
+         "fp8: 8-bit or 16-bit tensor cores multiply payloads with one scale for each tensor; auto: 8-bit "
+         "ones "
+         "where there are kernels"),
     Word("qkv_format", "\"bshd\"", R"(["bshd", "sbhd", "thd"])",
          "order of batch, sequence, head and dimension; thd: packed sequences"),
     Word("cp_comm_type", "\"p2p\"", R"(["p2p", "all_gather", "a2a", "a2a+p2p"])", "the schedule"),

@@ -143,8 +143,8 @@ extern "C" __attribute__((visibility("default"))) const cppool_attention_kernel*
       // Not CPPOOL_ATTENTION_FP32_RESULTS: gradients are in 16 bits, and cuDNN 9.14 takes an `out` in fp32
       // and writes wrong values.
       CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_LSE_HEADS_FIRST | CPPOOL_ATTENTION_BIAS |
-          CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT |
-          CPPOOL_ATTENTION_FP8,  // so that cases in fp8 are skipped with cuDNN's reason
+          CPPOOL_ATTENTION_ALIBI | CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_FP8 |
+          CPPOOL_ATTENTION_FP8_OUT,
       cudnn::Supports,
       cudnn::Prepare,
       cudnn::Run,

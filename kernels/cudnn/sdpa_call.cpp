@@ -90,6 +90,7 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
                               {"out", tensors->out, &to.out}};
   if (tensors->bias) named.push_back({"bias", tensors->bias, &to.bias});
   to.fp8 = call.p_scale != 0;
+  to.p_scale = static_cast<float>(call.p_scale);
   if (to.fp8 && to.backward)
     return "cuDNN's backward pass in fp8 computes delta and always rounds dS; here delta is given, and the "
            "step that finds dS's scale does not round it";
@@ -102,7 +103,7 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
   }
   for (const auto& [name, tensor, form] : named) {
     if (!tensor || tensor->ndim != 4) return std::string("it needs ") + name + ", of 4 dimensions";
-    if (to.fp8 && form != &to.out && form != &to.bias) {
+    if (to.fp8 && form != &to.bias) {
       if (!IsPayload(tensor)) return std::string("it needs ") + name + " in e4m3 with a scale";
       *form = FormOf(*tensor);
       continue;
@@ -110,11 +111,10 @@ std::optional<std::string> ReadCall(const cppool_attention_call& call, SdpaCall&
     const std::optional<ElementType> type = TypeOf(*tensor);
     if (!type || tensor->scale || tensor->amax)
       return std::string("it takes tensors of fp16 and bf16 here, and ") + name + " is " + Describe(*tensor);
-    const bool first = form == (to.fp8 ? &to.out : &to.q);
-    if (first) to.type = *type;
+    if (form == &to.q || to.fp8) to.type = *type;
     if (*type != to.type)
-      return "it takes tensors of one dtype here, and " + std::string(to.fp8 ? "out" : "q") + " is " +
-             Describe(to.fp8 ? *tensors->out : *tensors->q) + " but " + name + " is " + Describe(*tensor);
+      return "it takes tensors of one dtype here, and q is " + Describe(*tensors->q) + " but " + name +
+             " is " + Describe(*tensor);
     *form = form == &to.bias || form == &to.dbias ? BiasFormOf(*tensor) : FormOf(*tensor);
   }
   if (!tensors->lse || tensors->lse->ndim != 3) return "it needs lse, of 3 dimensions";

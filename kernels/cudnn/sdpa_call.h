@@ -22,7 +22,8 @@ struct TensorForm {
 struct SdpaCall {
   bool backward = false, deterministic = false;
   ElementType type = ElementType::kBf16;  // of all these tensors but `stats`, which is fp32
-  bool fp8 = false;                       // q, k and v are E4M3, with a scale each
+  bool fp8 = false;                       // q, k, v and out are E4M3; out's scale is v's
+  float p_scale = 0;                      // with fp8
   double scale = 1;
   // A query sees the keys from diagonal - left_bound + 1 to diagonal + right_bound; the diagonal is that of
   // cppool_attention_anchor. Nothing: no limit on that side.

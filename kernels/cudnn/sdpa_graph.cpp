@@ -39,7 +39,25 @@ enum Uid : std::int64_t {
   kDbias,
   kSlopes,
   kMax,
-  kSumExp
+  kSumExp,
+  kQScale,  // these: of fp8
+  kKScale,
+  kOne,
+  kPScale,
+  kPScaleInverse,
+  kAmaxP,
+  kAmaxOut
+};
+
+// What a call in fp8 has in its workspace before cuDNN's: numbers that it reads, and amaxes that it writes.
+constexpr std::size_t kNumberBytes = 256;
+enum Number : std::size_t {
+  kNumberOne,
+  kNumberPScale,
+  kNumberInverse,
+  kGivenNumbers,
+  kNumberAmaxP = 32,
+  kNumberAmaxOut
 };
 
 std::string Dotted(std::size_t version) {
@@ -218,15 +236,16 @@ class Builder {
     if (stats) Output(kStats, stats, call_.stats, fe::DataType_t::FLOAT);
   }
 
-  // For the frontend's limits alone: this graph is not run.
+  // With 1 for the scale of v, and of out, the elements of out are in units of v's: its scale is v's.
   void Fp8Forward() {
     const auto payload = [&](Uid uid, const char* name, const TensorForm& form) {
       const Tensor tensor = Input(uid, name, form);
       tensor->set_data_type(fe::DataType_t::FP8_E4M3);
       return tensor;
     };
-    const auto number = [&](const char* name) {
+    const auto number = [&](Uid uid, const char* name) {
       return graph_->tensor(fe::graph::Tensor_attributes()
+                                .set_uid(uid)
                                 .set_name(name)
                                 .set_dim({1, 1, 1, 1})
                                 .set_stride({1, 1, 1, 1})
@@ -234,17 +253,16 @@ class Builder {
     };
     auto options = fe::graph::SDPA_fp8_attributes().set_name("forward").set_generate_stats(true);
     SetScores(options);
-    auto [out, stats, amax_p, amax_out] =
-        graph_->sdpa_fp8(payload(kQ, "q", call_.q), payload(kK, "k", call_.k), payload(kV, "v", call_.v),
-                         number("scale of q"), number("scale of k"), number("scale of v"),
-                         number("inverse of p_scale"), number("p_scale"), number("scale of out"), options);
-    Output(kOut, out, call_.out, TypeOf(call_.type));
+    const Tensor one = number(kOne, "scale of v and out");
+    auto [out, stats, amax_p, amax_out] = graph_->sdpa_fp8(
+        payload(kQ, "q", call_.q), payload(kK, "k", call_.k), payload(kV, "v", call_.v),
+        number(kQScale, "scale of q"), number(kKScale, "scale of k"), one,
+        number(kPScaleInverse, "inverse of p_scale"), number(kPScale, "p_scale"), one, options);
+    Output(kOut, out, call_.out, fe::DataType_t::FP8_E4M3);
     Output(kStats, stats, call_.stats, fe::DataType_t::FLOAT);
-    for (const Tensor& amax : {amax_p, amax_out})
-      amax->set_output(true)
-          .set_dim({1, 1, 1, 1})
-          .set_stride({1, 1, 1, 1})
-          .set_data_type(fe::DataType_t::FLOAT);
+    const TensorForm single{{1, 1, 1, 1}, {1, 1, 1, 1}};
+    Output(kAmaxP, amax_p, single, fe::DataType_t::FLOAT);
+    Output(kAmaxOut, amax_out, single, fe::DataType_t::FLOAT);
   }
 
   void Backward() {
@@ -372,8 +390,14 @@ std::size_t BuildPlan(fe::graph::Graph& graph, const Handle& handle) {
   return static_cast<std::size_t>(bytes);
 }
 
-constexpr const char* kNoFp8 =
-    "cuDNN takes this call in fp8 on this GPU, but this module makes no plans in fp8";
+// Small copies are taken from the host at once.
+void CopyToDevice(void* to, const void* from, std::size_t bytes, cppool_stream stream) {
+  static const auto copy = reinterpret_cast<decltype(&cudaMemcpyAsync)>(
+      fe::detail::get_cuda_symbol(fe::detail::CudaLibrary::CUDART, "cudaMemcpyAsync"));
+  const cudaError_t error =
+      copy(to, from, bytes, cudaMemcpyHostToDevice, reinterpret_cast<cudaStream_t>(stream));
+  if (error != cudaSuccess) throw Error(CPPOOL_CUDA, "cudaMemcpyAsync: error " + std::to_string(error));
+}
 
 std::optional<std::string> Validate(const SdpaCall& call, int compute_capability) {
   const fe::error_t error = Builder(call, compute_capability).Take()->validate();
@@ -412,6 +436,7 @@ struct SdpaGraph::State {
   std::unique_ptr<fe::graph::Graph> stats_graph;
   std::size_t sum_exp_offset = 0, stats_offset = 0;
   std::size_t workspace_bytes = 0;
+  std::array<float, kGivenNumbers> numbers{};  // of fp8
 };
 
 std::optional<std::string> SdpaGraph::Refusal(const SdpaCall& call, int compute_capability) {
@@ -422,15 +447,16 @@ std::optional<std::string> SdpaGraph::Refusal(const SdpaCall& call, int compute_
     masked.alibi = false;
     if (auto refusal = Validate(masked, compute_capability)) return refusal;
   }
-  if (auto refusal = Validate(call, compute_capability)) return refusal;
-  if (call.fp8) return kNoFp8;
-  return std::nullopt;
+  return Validate(call, compute_capability);
 }
 
 SdpaGraph::SdpaGraph(const SdpaCall& call, int compute_capability, const Handle& handle)
     : state_(new State{call, Builder(call, compute_capability).Take(), nullptr, 0, 0, 0}) {
-  if (call.fp8) throw Error(CPPOOL_UNSUPPORTED, kNoFp8);
   state_->workspace_bytes = BuildPlan(*state_->graph, handle);
+  if (call.fp8) {
+    state_->numbers = {1.0f, call.p_scale, 1 / call.p_scale};
+    state_->workspace_bytes += kNumberBytes;
+  }
   if (!call.max_logit) return;
   state_->stats_graph = StatsGraph(call.stats, compute_capability);
   const std::size_t bytes = BuildPlan(*state_->stats_graph, handle);
@@ -448,6 +474,7 @@ void SdpaGraph::Run(const Handle& handle, const cppool_attention_tensors& tensor
                     cppool_stream stream) const {
   const SdpaCall& call = state_->call;
   auto* const bytes = static_cast<std::byte*>(workspace);
+  void* of_plan = workspace;
   std::unordered_map<std::int64_t, void*> data = {
       {kQ, tensors.q->data}, {kK, tensors.k->data}, {kV, tensors.v->data}, {kOut, tensors.out->data}};
   if (call.backward) {
@@ -462,11 +489,23 @@ void SdpaGraph::Run(const Handle& handle, const cppool_attention_tensors& tensor
   } else {
     data.insert({kStats, tensors.lse->data});
   }
+  if (call.fp8) {
+    const auto number = [&](std::size_t which) { return bytes + which * sizeof(float); };
+    CopyToDevice(bytes, state_->numbers.data(), sizeof(state_->numbers), stream);
+    data.insert({{kQScale, tensors.q->scale->data},
+                 {kKScale, tensors.k->scale->data},
+                 {kOne, number(kNumberOne)},
+                 {kPScale, number(kNumberPScale)},
+                 {kPScaleInverse, number(kNumberInverse)},
+                 {kAmaxP, number(kNumberAmaxP)},
+                 {kAmaxOut, number(kNumberAmaxOut)}});
+    of_plan = bytes + kNumberBytes;
+  }
   if (tensors.bias) data.insert({kBias, tensors.bias->data});
   if (call.alibi) data.insert({kSlopes, tensors.alibi_slopes->data});
   const auto cudnn = static_cast<cudnnHandle_t>(handle.get());
   Check(fe::detail::set_stream(cudnn, reinterpret_cast<cudaStream_t>(stream)), "cudnnSetStream");
-  Check(state_->graph->execute(cudnn, data, workspace));
+  Check(state_->graph->execute(cudnn, data, of_plan));
   if (!state_->stats_graph) return;
   std::unordered_map<std::int64_t, void*> rows = {
       {kMax, data.at(kMax)}, {kSumExp, data.at(kSumExp)}, {kStats, tensors.lse->data}};

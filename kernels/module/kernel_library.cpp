@@ -19,7 +19,7 @@ constexpr const char* kCudnn = "libcppool_cudnn.so";
 constexpr std::uint32_t kFeatures =
     CPPOOL_ATTENTION_DETERMINISTIC | CPPOOL_ATTENTION_FP32_RESULTS | CPPOOL_ATTENTION_LSE_BASE2 |
     CPPOOL_ATTENTION_LSE_HEADS_FIRST | CPPOOL_ATTENTION_BIAS | CPPOOL_ATTENTION_ALIBI |
-    CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN | CPPOOL_ATTENTION_FP8;
+    CPPOOL_ATTENTION_MAX_LOGIT | CPPOOL_ATTENTION_VARLEN | CPPOOL_ATTENTION_FP8 | CPPOOL_ATTENTION_FP8_OUT;
 
 [[noreturn]] void Refuse(const std::string& file, const std::string& why) {
   throw LibraryError("kernels of " + file + ": " + why);

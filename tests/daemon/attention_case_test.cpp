@@ -403,6 +403,12 @@ TEST_CASE("a recipe of fp8 is resolved by what its scaling mode has") {
     CHECK(*spec.fp8 == row.recipe);
     CHECK(spec.dtypes == kernels::TensorDtypes(kernels::Dtype::kBf16));
   }
+  using kernels::Fp8Products;
+  for (const auto& [word, products] : {std::pair{"auto", Fp8Products::kAuto},
+                                       {"native", Fp8Products::kNative},
+                                       {"bf16", Fp8Products::kBf16}})
+    CHECK(RelatedSpecOf({{"dtype", "fp8"}, {"fp8_dpa", true}, {"fp8_products", word}}).fp8->products ==
+          products);
   for (const char* dtype : {"bf16", "fp16"}) {
     // What says that nothing is fp8 is taken with every dtype, and the resolved parameters may be sent again.
     const Json none{{"dtype", dtype},   {"scaling_mode", nullptr}, {"fp8_dpa", false},
@@ -429,12 +435,15 @@ TEST_CASE("what makes no recipe of fp8 is refused with the parameter and what is
   CheckInvalid(fp8({{"fp8_dpa", true}, {"scaling_mode", "block"}}),
                R"("scaling_mode" must be one of "delayed", "current", "mxfp8", not "block")");
   CheckInvalid(fp8({{"fp8_dpa", "True"}}), "\"fp8_dpa\" must be true or false");
+  CheckInvalid(fp8({{"fp8_dpa", true}, {"scaling_mode", "mxfp8"}, {"fp8_products", "native"}}),
+               "fp8_products is 'native' and must be 'auto' or 'bf16' with scaling_mode 'mxfp8'");
   for (const char* dtype : {"bf16", "fp16"}) {
     for (const auto& [name, value] : {std::pair<const char*, Json>{"scaling_mode", "current"},
                                       {"fp8_dpa", true},
                                       {"fp8_mha", true},
                                       {"fp8_bwd", true},
-                                      {"f16_O", true}})
+                                      {"f16_O", true},
+                                      {"fp8_products", "bf16"}})
       CheckInvalid({{"dtype", dtype}, {name, value}},
                    std::string(", and dtype is '") + dtype + "': " + name + " is for dtype 'fp8' alone");
   }
@@ -467,11 +476,18 @@ TEST_CASE("a case names the kernels that it runs") {
   CHECK(kernels.at("name") == "cppool");
   CHECK(kernels.at("family") == "host");
   CHECK_FALSE(kernels.at("version").get<std::string>().empty());
+  CHECK_FALSE(kernels.contains("fp8_products"));
+  for (const char* products : {"auto", "bf16"})
+    CHECK(Prepared({{"dtype", "fp8"}, {"fp8_dpa", true}, {"fp8_products", products}})
+              ->kernels.at("fp8_products") == "bf16");
 }
 
 TEST_CASE(
     "unsupported values are refused with the reason, and all combinations of the matrix are supported") {
   CheckUnsupported({{"head_dim_qk", 96}}, "head_dim_qk 96 with head_dim_v 96");
+  CheckUnsupported(
+      {{"dtype", "fp8"}, {"fp8_dpa", true}, {"fp8_products", "native"}},
+      "fp8_products is 'native', and the kernel family 'host' multiplies the values of payloads in bf16");
   CheckUnsupported({{"head_dim_qk", 64}, {"head_dim_v", 128}}, "128 with head_dim_v 64");
   for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {128, 64}, {256, 256}}) {
     CHECK(Resolved({{"head_dim_qk", qk}, {"head_dim_v", v}, {"deterministic", true}}).at("head_dim_v") == v);

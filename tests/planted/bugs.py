@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 
 HERE = pathlib.Path(__file__).resolve().parent
-SUFFIXES = {".cpp", ".h"}
+SUFFIXES = {".cpp", ".cuh", ".h"}
 
 
 class PatchError(Exception):

@@ -33,6 +33,11 @@ inline bool IsOfOneLaunch(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("one_launch_");
 }
 
+// In code of a GPU that no daemon with bugs has: planted_native_test.cu.
+inline bool IsNative(const cppool::kernels::PlantableBug& bug) {
+  return std::string_view(bug.name).starts_with("native_");
+}
+
 inline bool IsOfLastTile(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("last_tile_");
 }

@@ -90,6 +90,9 @@ const std::vector<PlantableBug>& PlantableBugs() {
       {Bug::kFp8DsNotCast, "fp8_ds_not_cast", false},
       {Bug::kFp8PScaleLeftOut, "fp8_p_scale_left_out", false},
       {Bug::kFp8PScaleTwice, "fp8_p_scale_twice", false},
+      {Bug::kNativeNeverPromoted, "native_never_promoted", false},
+      {Bug::kNativeNoScale, "native_no_scale", false},
+      {Bug::kNativeOtherSlots, "native_other_slots", false},
   };
   return bugs;
 }

@@ -65,6 +65,10 @@ enum class Bug {
   kFp8DsNotCast,            // dS is not cast
   kFp8PScaleLeftOut,        // dv is not divided by the scale of P
   kFp8PScaleTwice,          // dv is divided by it twice
+  // In sm90's products of payloads: planted_native_test has these, and the daemon has not.
+  kNativeNeverPromoted,  // the output is summed by the products alone
+  kNativeNoScale,        // the output so far is not rescaled when a product is added to it
+  kNativeOtherSlots,     // the slots of transposed values are not those of the exponentials
 };
 
 struct PlantableBug {

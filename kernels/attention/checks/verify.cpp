@@ -160,7 +160,7 @@ void Verifier::AgainstNoCp() {
       const auto& [ours, plain_here] = sampled_[kind];
       verdict = JudgeFp8NoCp(*values, ours, plain_here, plain_[kind]);
     } else if (values) {
-      verdict = JudgeNoCp(kind, DtypeOf(kind), gqa(), *values, plain_[kind], TermsOf(spec_, kind));
+      verdict = JudgeNoCp(kind, DtypeOf(kind), gqa(), *values, plain_[kind], Terms(kind));
     } else {  // the rank holds no token
       verdict.tolerance = ToleranceNoCp(kind, DtypeOf(kind), gqa()).absolute;
       verdict.ok = true;
@@ -215,7 +215,7 @@ void Verifier::AgainstOracle() {
         verdicts
             .emplace_back(kind, IsCast(kind) ? JudgeCasts(kind, stats[kind])
                                              : JudgeOracle(kind, DtypeOf(kind), ours, plain_[kind],
-                                                           plain_here, TermsOf(spec_, kind)))
+                                                           plain_here, Terms(kind)))
             .second;
     const bool whole = IsWhole(tensor) && kind != CheckedTensor::kDbias;
     if (!whole) JudgeBlocks(kind, "oracle", blocks, verdict);
@@ -759,6 +759,13 @@ Verifier::BlockResults Verifier::Divide(const RowBlocks& rows, std::int64_t colu
   return {args.blocks, nullptr, &rows.each, static_cast<std::size_t>(across), columns, 0};
 }
 
+GradientTerms Verifier::Terms(CheckedTensor kind) const {
+  GradientTerms terms = TermsOf(spec_, kind);
+  terms.of_payloads = fp8_ && !InBlocks(*spec_.fp8) && spec_.fp8->products != Fp8Products::kBf16 &&
+                      std::strcmp(rt_->backend, "host") != 0;
+  return terms;
+}
+
 void Verifier::JudgeBlocks(CheckedTensor kind, const char* against, const BlocksOf& blocks,
                            Verdict& verdict) {
   const auto of_kind = blocks.find(kind);
@@ -767,7 +774,7 @@ void Verifier::JudgeBlocks(CheckedTensor kind, const char* against, const Blocks
   const auto values = kind == CheckedTensor::kDq   ? blocks.find(CheckedTensor::kOut)
                       : kind == CheckedTensor::kDk ? blocks.find(CheckedTensor::kDv)
                                                    : blocks.end();
-  const GradientTerms terms = TermsOf(spec_, kind);
+  const GradientTerms terms = Terms(kind);
   const BlockResults* worst = nullptr;
   std::size_t worst_at = 0;
   for (std::size_t part = 0; part < of_kind->second.size(); ++part) {

@@ -112,6 +112,7 @@ class Verifier {
             std::int64_t step, std::int64_t first, std::int64_t columns);
   // Whether the errors of the tensor are those of casts to fp8.
   bool IsCast(CheckedTensor kind) const;
+  GradientTerms Terms(CheckedTensor kind) const;
   Verdict JudgeCasts(CheckedTensor kind, const std::vector<Stats>& parts) const;
   bool TwoKeysInBlocks() const;
   void CompareBias(const BiasUnit& unit, const OracleOutputs& exact, const OracleOutputs& plain,

@@ -23,7 +23,24 @@ std::int64_t BlockOf(std::int64_t row, const Layout& layout) {
   return layout.block_rows > 0 ? row / layout.block_rows : 0;
 }
 
-// Joins a layout's neighbouring segments that continue each other in rows and positions, in one block.
+// Reorders the tiles so that those with the most tokens in their ranges, which is what a kernel walks
+// through, come first.
+void MostWorkFirst(const std::vector<std::int64_t>& work, std::vector<Tile>& tiles) {
+  const auto more = [](std::int64_t a, std::int64_t b) { return a > b; };
+  if (std::is_sorted(work.begin(), work.end(), more)) return;
+  std::vector<std::int32_t> order(tiles.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return work[static_cast<std::size_t>(a)] > work[static_cast<std::size_t>(b)];
+  });
+  std::vector<Tile> sorted;
+  sorted.reserve(tiles.size());
+  for (const std::int32_t i : order) sorted.push_back(tiles[static_cast<std::size_t>(i)]);
+  tiles = std::move(sorted);
+}
+
+}  // namespace
+
 std::vector<Segment> Joined(const Layout& layout) {
   std::vector<Segment> joined;
   joined.reserve(layout.segments.size());
@@ -42,24 +59,6 @@ std::vector<Segment> Joined(const Layout& layout) {
   }
   return joined;
 }
-
-// Reorders the tiles so that those with the most tokens in their ranges, which is what a kernel walks
-// through, come first.
-void MostWorkFirst(const std::vector<std::int64_t>& work, std::vector<Tile>& tiles) {
-  const auto more = [](std::int64_t a, std::int64_t b) { return a > b; };
-  if (std::is_sorted(work.begin(), work.end(), more)) return;
-  std::vector<std::int32_t> order(tiles.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-    return work[static_cast<std::size_t>(a)] > work[static_cast<std::size_t>(b)];
-  });
-  std::vector<Tile> sorted;
-  sorted.reserve(tiles.size());
-  for (const std::int32_t i : order) sorted.push_back(tiles[static_cast<std::size_t>(i)]);
-  tiles = std::move(sorted);
-}
-
-}  // namespace
 
 WorkList BuildWorkList(Side self, const Layout& query, const Layout& key, const std::vector<Band>& bands,
                        int tile_rows, bool keep_empty, int rest_step) {

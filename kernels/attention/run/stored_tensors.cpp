@@ -89,18 +89,11 @@ TensorInfo Part(const AttentionSpec& spec, int world_size, const Kind& of, Store
   return info;
 }
 
-// Returns what products read, each with the axis of its blocks.
-std::vector<std::pair<InputTensor, MxAxis>> CastsInBlocks(const AttentionSpec& spec) {
-  std::vector<std::pair<InputTensor, MxAxis>> casts = {
-      {InputTensor::kQ, MxAxis::kDim}, {InputTensor::kK, MxAxis::kDim}, {InputTensor::kV, MxAxis::kTokens}};
-  if (spec.training && spec.fp8->bwd) {
-    casts.insert(casts.end(), {{InputTensor::kQ, MxAxis::kTokens},
-                               {InputTensor::kK, MxAxis::kTokens},
-                               {InputTensor::kV, MxAxis::kDim},
-                               {InputTensor::kDout, MxAxis::kDim},
-                               {InputTensor::kDout, MxAxis::kTokens}});
-  }
-  return casts;
+// Calls function(tensor, axis) for each cast in blocks.
+template <typename Function>
+void ForEachCastInBlocks(const AttentionSpec& spec, Function&& function) {
+  for (const Fp8Operand& row : Fp8TableOf(*spec.fp8))
+    if (row.passes & PassesOf(*spec.fp8, spec.training)) function(row.tensor, *row.axis);
 }
 StoredPart PayloadPart(MxAxis axis) {
   return axis == MxAxis::kDim ? StoredPart::kRowPayload : StoredPart::kColumnPayload;
@@ -187,10 +180,10 @@ std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size)
   std::vector<TensorInfo> stored;
   if (!spec.fp8) return stored;
   if (InBlocks(*spec.fp8)) {
-    for (const auto& [tensor, axis] : CastsInBlocks(spec)) {
+    ForEachCastInBlocks(spec, [&](InputTensor tensor, MxAxis axis) {
       for (const StoredPart part : {PayloadPart(axis), ExponentsPart(axis)})
         stored.push_back(Part(spec, world_size, tensor, part, Dtype::kE4M3));
-    }
+    });
     return stored;
   }
   const Fp8Use use(spec, 1, 0);
@@ -199,9 +192,8 @@ std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size)
     stored.push_back(Part(spec, world_size, of, StoredPart::kPayload, dtype));
     stored.push_back(Part(spec, world_size, of, StoredPart::kScaleInverse, Dtype::kFp32));
   };
-  for (const InputTensor tensor : {InputTensor::kQ, InputTensor::kK, InputTensor::kV})
-    add(true, tensor, Dtype::kE4M3);
-  add(use.backward(), InputTensor::kDout, Dtype::kE5M2);
+  for (const Fp8Operand& row : Fp8TableOf(*spec.fp8))
+    add(row.passes & PassesOf(*spec.fp8, spec.training), row.tensor, row.format);
   add(use.casts_out(), CheckedTensor::kOut, Dtype::kE4M3);
   for (const CheckedTensor tensor : {CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv})
     add(use.casts_gradients(), tensor, Dtype::kE5M2);
@@ -214,7 +206,8 @@ void SaveStored(cppool_runtime* runtime, TensorOps& ops, const AttentionSpec& sp
                 const Fp8Step& step, TensorSink& sink) {
   const Saver saver(runtime, spec, sink);
   if (InBlocks(*spec.fp8)) {
-    for (const auto& [tensor, axis] : CastsInBlocks(spec)) saver.SaveInBlocks(ops, local, tensor, axis);
+    ForEachCastInBlocks(
+        spec, [&](InputTensor tensor, MxAxis axis) { saver.SaveInBlocks(ops, local, tensor, axis); });
     return;
   }
   for (const TensorInfo& info : StoredTensors(spec, runtime->world_size)) {

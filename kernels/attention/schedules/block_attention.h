@@ -21,6 +21,7 @@ struct BlockUse {
   Layout queries;                  // of every call
   std::int64_t rows_kv = 0;        // of the largest block of keys
   std::int64_t gradient_rows = 0;  // of blocks of keys whose gradients are wanted
+  std::int64_t key_slots = 0;      // most of a block, see problem/transposed.h
   bool several_forward = false;    // blocks of a forward pass; else one, first and last
   bool several_backward = false;   // calls that add to dq; else one
   bool keys_in_fp32 = false;       // of some block dk and dv go to an accumulator
@@ -39,7 +40,9 @@ struct BlockUse {
            (request.fp8 ? operands().TableBytes(keys, key_chunks) : 0);
   }
   Fp8OperandUse operands() const {
-    return {request, queries, rows_kv, query_chunks, key_chunks, capabilities().reads_payloads};
+    const Capabilities can = capabilities();
+    return {request,   queries,        rows_kv,       query_chunks, key_chunks,
+            key_slots, can.forward_qk, can.forward_v, can.backward};
   }
 };
 

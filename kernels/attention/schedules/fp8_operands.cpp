@@ -3,66 +3,39 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/attention/problem/row_tiles.h"
+#include "kernels/attention/problem/transposed.h"
 
 namespace cppool::kernels {
 
 TensorDtypes MovedDtypes(const AttentionSpec& spec) {
   TensorDtypes dtypes = spec.dtypes;
-  if (!spec.fp8 || InBlocks(*spec.fp8)) return dtypes;
-  dtypes.q = dtypes.k = dtypes.v = Dtype::kE4M3;
-  if (spec.fp8->bwd) dtypes.dout = Dtype::kE5M2;
+  if (!spec.fp8) return dtypes;
+  for (const Fp8Operand& row : Fp8TableOf(*spec.fp8)) {
+    if (row.axis || !(row.passes & PassesOf(*spec.fp8, true))) continue;
+    (row.operand == Operand::kQ   ? dtypes.q
+     : row.operand == Operand::kK ? dtypes.k
+     : row.operand == Operand::kV ? dtypes.v
+                                  : dtypes.dout) = row.format;
+  }
   return dtypes;
 }
 
-bool Fp8OperandUse::has(Operand operand) const {
-  const bool backward = request.training && request.fp8->bwd;
-  switch (operand) {
-    case Operand::kQ:
-    case Operand::kK:
-    case Operand::kV:
-      return true;
-    case Operand::kDout:
-      return backward;
-    case Operand::kVOfDp:
-    case Operand::kQOfDk:
-    case Operand::kKOfDq:
-    case Operand::kDoutOfDv:
-      return backward && InBlocks(*request.fp8);
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such operand");
-}
-
-bool Fp8OperandUse::of_queries(Operand operand) const {
-  return operand != Operand::kK && operand != Operand::kV && operand != Operand::kVOfDp &&
-         operand != Operand::kKOfDq;
-}
-int Fp8OperandUse::heads(Operand operand) const {
-  return of_queries(operand) ? request.shape.heads : request.shape.kv_heads;
-}
-int Fp8OperandUse::dim(Operand operand) const {
-  const bool of_v = operand == Operand::kV || operand == Operand::kVOfDp || operand == Operand::kDout ||
-                    operand == Operand::kDoutOfDv;
-  return of_v ? request.shape.dim_v : request.shape.dim_qk;
-}
-
 bool Fp8OperandUse::reads_values() const {
-  return !payloads || InBlocks(*request.fp8) || (request.training && !request.fp8->bwd);
+  return InBlocks(*request.fp8) || forward_qk == Fp8Form::kValues ||
+         (request.training && (!request.fp8->bwd || backward == Fp8Form::kValues));
 }
 
 void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
-  static constexpr const char* kNames[kOperands] = {"q for kernels",    "k for kernels", "v for kernels",
-                                                    "dout for kernels", "v for dP",      "q for dk",
-                                                    "k for dq",         "dout for dv"};
-  for (int i = 0; i < kOperands; ++i) {
-    const auto operand = static_cast<Operand>(i);
-    if (!use.has(operand)) continue;
-    const std::int64_t rows = use.of_queries(operand) ? use.queries.rows : use.rows_kv;
-    const int heads = use.heads(operand), dim = use.dim(operand);
+  for (const Fp8Operand& row : Fp8TableOf(*use.request.fp8)) {
+    if (!(row.passes & PassesOf(*use.request.fp8, use.request.training))) continue;
+    const std::int64_t rows = row.of_queries() ? use.queries.rows : use.rows_kv;
+    const int heads = use.heads(row), dim = use.dim(row);
     const auto elements = static_cast<std::size_t>(rows * heads * dim);
-    Each& to = each[static_cast<std::size_t>(i)];
-    if (use.reads_values()) list.Add(kNames[i], elements * SizeOf(Dtype::kBf16), to.values);
-    if (!InBlocks(*use.request.fp8)) continue;
+    Each& to = each[static_cast<std::size_t>(row.operand)];
+    if (use.reads_values()) list.Add(row.name, elements * SizeOf(Dtype::kBf16), to.values);
+    if (row.operand == Operand::kV && use.transposes())
+      list.Add("transposed v", static_cast<std::size_t>(use.key_slots * heads * dim), to.payload);
+    if (!row.axis) continue;
     list.Add("payload in blocks", elements * SizeOf(Dtype::kE4M3), to.payload);
     // A block along the tokens has one token at least.
     list.Add("exponents of blocks",
@@ -75,7 +48,8 @@ void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
 
 std::size_t Fp8OperandUse::TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const {
   const std::size_t blocks = InBlocks(*request.fp8) ? MxBlocks(tokens, chunks).size() : 0;
-  return RowTilesBytes(tokens) + blocks * sizeof(RowTile);
+  const auto slots = static_cast<std::size_t>(transposes() ? SlotsOf(tokens) / kSlotTile : 0);
+  return RowTilesBytes(tokens) + (blocks + slots) * sizeof(RowTile);
 }
 
 Fp8Operands::Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse use,
@@ -87,13 +61,15 @@ Fp8Operands::Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse 
       buffers_(buffers) {}
 
 Fp8Operands::Tokens Fp8Operands::TokensOf(const Layout& layout, const std::vector<std::int64_t>& chunks) {
-  Tokens tokens{layout, ops_.Rows(layout, rt_->stream), nullptr};
-  if (in_blocks()) tokens.blocks = ops_.fp8().Blocks(layout, chunks, rt_->stream);
+  Tokens tokens{layout, ops_.Rows(layout, rt_->stream), nullptr, nullptr};
+  if (InBlocks(*use_.request.fp8)) tokens.blocks = ops_.fp8().Blocks(layout, chunks, rt_->stream);
   return tokens;
 }
 
 void Fp8Operands::AddKeys(const BlockPlan* plan, const Layout& keys) {
-  keys_[plan] = TokensOf(keys, use_.key_chunks);
+  Tokens tokens = TokensOf(keys, use_.key_chunks);
+  if (use_.transposes()) tokens.slots = ops_.fp8().Slots(keys, rt_->stream);
+  keys_[plan] = std::move(tokens);
 }
 
 void Fp8Operands::Record(QuantizedOperand quantized) {
@@ -106,106 +82,115 @@ void Fp8Operands::Record(QuantizedOperand quantized) {
   quantized_.push_back(std::move(quantized));
 }
 
-void Fp8Operands::Dequantize(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                             bool in_fp8) {
-  const int heads = use_.heads(operand), dim = use_.dim(operand);
-  TensorOut values;
-  if (!as_payloads(in_fp8)) {
-    values = {of(operand).values.get(), Dtype::kBf16};
-    ops_.fp8().Dequantize(*tokens.rows, std::int64_t{heads} * dim,
-                          {from.data, from.dtype, in_fp8 ? nullptr : from.scale}, values, rt_->stream);
-  }
+void Fp8Operands::MakeOperand(const Fp8Operand& row, Fp8Pass pass, const TensorRef& from,
+                              const Tokens& tokens) {
+  const int heads = use_.heads(row), dim = use_.dim(row);
+  const Fp8OperandBuffers::Each& to = of(row.operand);
+  const TensorOut values{to.values.get(), Dtype::kBf16};
   const KernelShape& shape = use_.request.shape;
-  Record({operand, tensor, std::nullopt, from, nullptr, values, tokens.layout,
-          use_.of_queries(operand) ? shape.head0 : shape.kv_head0, heads, dim});
+  QuantizedOperand made{
+      row.operand, row.tensor, row.axis,      from,
+      nullptr,     {},         tokens.layout, row.of_queries() ? shape.head0 : shape.kv_head0,
+      heads,       dim};
+  if (row.axis) {
+    const MxTensor quantized{to.payload.get<std::uint8_t>(), to.exponents.get<std::uint8_t>()};
+    ops_.fp8().CastBlocks(*tokens.blocks, *row.axis, heads, dim, from, quantized, rt_->stream);
+    ops_.fp8().DequantizeBlocks(*tokens.blocks, *row.axis, heads, dim, quantized, values, rt_->stream);
+    made.payload = {quantized.payload, Dtype::kE4M3};
+    made.exponents = quantized.exponents;
+    made.values = values;
+  } else if (FormOf(row, pass) == Fp8Form::kTransposed) {
+    ops_.fp8().Transpose(*tokens.slots, heads, dim, from, to.payload.get<std::uint8_t>(), rt_->stream);
+  } else if (FormOf(row, pass) == Fp8Form::kValues) {
+    const float* const scale = pass == kBackwardPass16 ? from.scale : nullptr;
+    ops_.fp8().Dequantize(*tokens.rows, std::int64_t{heads} * dim, {from.data, from.dtype, scale}, values,
+                          rt_->stream);
+    made.values = values;
+  }
+  Record(std::move(made));
 }
 
-void Fp8Operands::CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from,
-                               const Tokens& tokens, MxAxis axis) {
-  const int heads = use_.heads(operand), dim = use_.dim(operand);
-  const Fp8OperandBuffers::Each& to = of(operand);
-  const MxTensor quantized{to.payload.get<std::uint8_t>(), to.exponents.get<std::uint8_t>()};
-  ops_.fp8().CastBlocks(*tokens.blocks, axis, heads, dim, from, quantized, rt_->stream);
-  ops_.fp8().DequantizeBlocks(*tokens.blocks, axis, heads, dim, quantized, {to.values.get(), Dtype::kBf16},
-                              rt_->stream);
-  const KernelShape& shape = use_.request.shape;
-  Record({operand,
-          tensor,
-          axis,
-          {quantized.payload, Dtype::kE4M3},
-          quantized.exponents,
-          {to.values.get(), Dtype::kBf16},
-          tokens.layout,
-          use_.of_queries(operand) ? shape.head0 : shape.kv_head0,
-          heads,
-          dim});
+namespace {
+
+// The operand whose argument a schedule has put the tensor into.
+Operand WholeOf(InputTensor tensor) {
+  return tensor == InputTensor::kQ   ? Operand::kQ
+         : tensor == InputTensor::kK ? Operand::kK
+         : tensor == InputTensor::kV ? Operand::kV
+                                     : Operand::kDout;
+}
+
+}  // namespace
+
+template <typename ArgOf>
+void Fp8Operands::Make(Fp8Pass pass, bool of_queries, const Tokens& keys, ArgOf&& arg_of) {
+  // The arguments are those of tensors until all is made.
+  for (const Fp8Operand& row : Fp8TableOf(*use_.request.fp8)) {
+    if (!(row.passes & pass) || (row.of_queries() && !of_queries)) continue;
+    MakeOperand(row, pass, arg_of(WholeOf(row.tensor)), row.of_queries() ? queries_ : keys);
+  }
+}
+
+template <typename ArgOf>
+void Fp8Operands::Point(Fp8Pass pass, ArgOf&& arg_of) const {
+  for (const Fp8Operand& row : Fp8TableOf(*use_.request.fp8)) {
+    if (!(row.passes & pass)) continue;
+    TensorRef& at = arg_of(row.operand);
+    const Fp8Form form = FormOf(row, pass);
+    if (form == Fp8Form::kTransposed) at.data = of(row.operand).payload.get();
+    if (form != Fp8Form::kValues) continue;
+    at = {of(row.operand).values.get(), Dtype::kBf16,
+          row.axis || pass == kBackwardPass16 ? nullptr : at.scale};
+  }
 }
 
 void Fp8Operands::Prepare(ForwardArgs& args) {
-  const Tokens& keys = keys_.at(args.plan);
-  if (in_blocks()) {
-    if (args.first) CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
-    CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
-    CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kTokens);
-  } else {
-    if (args.first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, true);
-    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, true);
-    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, true);
-  }
-  args.p_scale = PScale(*use_.request.fp8);
-  if (as_payloads(true)) return;
-  const auto point = [&](Operand operand, TensorRef& at) {
-    at = {of(operand).values.get(), Dtype::kBf16, in_blocks() ? nullptr : at.scale};
+  const auto arg_of = [&](Operand operand) -> TensorRef& {
+    return operand == Operand::kQ ? args.q : operand == Operand::kK ? args.k : args.v;
   };
-  point(Operand::kQ, args.q);
-  point(Operand::kK, args.k);
-  point(Operand::kV, args.v);
+  Make(kForwardPass, args.first, keys_.at(args.plan), arg_of);
+  args.p_scale = PScale(*use_.request.fp8);
+  Point(kForwardPass, arg_of);
 }
 
-void Fp8Operands::Prepare(BackwardArgs& args) {
-  const Tokens& keys = keys_.at(args.plan);
-  const bool first = args.query.wanted && args.query.first;
-  if (!in_blocks()) {
-    const bool in_fp8 = backward_in_fp8();
-    if (first) Dequantize(Operand::kQ, InputTensor::kQ, args.q, queries_, in_fp8);
-    if (first && in_fp8) Dequantize(Operand::kDout, InputTensor::kDout, args.dout, queries_, true);
-    Dequantize(Operand::kK, InputTensor::kK, args.k, keys, in_fp8);
-    Dequantize(Operand::kV, InputTensor::kV, args.v, keys, in_fp8);
-  } else {
-    if (first) CastInBlocks(Operand::kQ, InputTensor::kQ, args.q, queries_, MxAxis::kDim);
-    CastInBlocks(Operand::kK, InputTensor::kK, args.k, keys, MxAxis::kDim);
-    if (!backward_in_fp8()) {
-      CastInBlocks(Operand::kV, InputTensor::kV, args.v, keys, MxAxis::kTokens);
-    } else {
-      CastInBlocks(Operand::kVOfDp, InputTensor::kV, args.v, keys, MxAxis::kDim);
-      CastInBlocks(Operand::kKOfDq, InputTensor::kK, args.k, keys, MxAxis::kTokens);
-      if (first) {
-        CastInBlocks(Operand::kDout, InputTensor::kDout, args.dout, queries_, MxAxis::kDim);
-        CastInBlocks(Operand::kQOfDk, InputTensor::kQ, args.q, queries_, MxAxis::kTokens);
-        CastInBlocks(Operand::kDoutOfDv, InputTensor::kDout, args.dout, queries_, MxAxis::kTokens);
-      }
-    }
+namespace {
+
+TensorRef& ArgOf(BackwardArgs& args, Operand operand) {
+  switch (operand) {
+    case Operand::kQ:
+      return args.q;
+    case Operand::kK:
+      return args.k;
+    case Operand::kV:
+    case Operand::kVOfDp:
+      return args.v;
+    case Operand::kDout:
+      return args.dout;
+    case Operand::kQOfDk:
+      return args.q_of_dk;
+    case Operand::kKOfDq:
+      return args.k_of_dq;
+    case Operand::kDoutOfDv:
+      return args.dout_of_dv;
   }
+  throw RuntimeError(CPPOOL_INTERNAL, "no such operand");
+}
+
+}  // namespace
+
+void Fp8Operands::Prepare(BackwardArgs& args) {
+  Make(BackwardPassOf(*use_.request.fp8), args.query.wanted && args.query.first, keys_.at(args.plan),
+       [&](Operand operand) -> TensorRef& { return ArgOf(args, operand); });
   Use(args);
 }
 
 void Fp8Operands::Use(BackwardArgs& args) const {
-  if (backward_in_fp8()) args.casts.p_scale = PScale(*use_.request.fp8);
-  if (as_payloads(backward_in_fp8())) return;
-  const auto point = [&](Operand operand, TensorRef& at, bool with_scale) {
-    at = {of(operand).values.get(), Dtype::kBf16, with_scale ? at.scale : nullptr};
-  };
-  const bool with_scales = !in_blocks() && backward_in_fp8();
-  point(Operand::kQ, args.q, with_scales);
-  point(Operand::kK, args.k, with_scales);
-  point(in_blocks() && backward_in_fp8() ? Operand::kVOfDp : Operand::kV, args.v, with_scales);
-  if (!backward_in_fp8()) return;
-  point(Operand::kDout, args.dout, with_scales);
-  if (!in_blocks()) return;
-  args.casts.ds_blocks = true;
-  point(Operand::kQOfDk, args.q_of_dk, false);
-  point(Operand::kKOfDq, args.k_of_dq, false);
-  point(Operand::kDoutOfDv, args.dout_of_dv, false);
+  const Fp8Recipe& recipe = *use_.request.fp8;
+  if (recipe.bwd) {
+    args.casts.p_scale = PScale(recipe);
+    args.casts.ds_blocks = InBlocks(recipe);
+  }
+  Point(BackwardPassOf(recipe), [&](Operand operand) -> TensorRef& { return ArgOf(args, operand); });
 }
 
 }  // namespace cppool::kernels

@@ -9,10 +9,10 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/attention/attention_kernel.h"
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/fp8_ops.h"
-#include "kernels/attention/schedule.h"
+#include "kernels/attention/schedules/fp8_table.h"
 #include "kernels/attention/tensor_ops.h"
 #include "kernels/memory_list.h"
 #include "kernels/runtime.h"
@@ -28,14 +28,16 @@ struct Fp8OperandUse {
   Layout queries;
   std::int64_t rows_kv = 0;                            // of the largest block of keys
   std::vector<std::int64_t> query_chunks, key_chunks;  // casts in blocks: see MxBlocks
-  bool payloads = false;                               // Capabilities::reads_payloads
+  std::int64_t key_slots = 0;                          // of a transposed payload of any block
+  Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
 
-  bool has(Operand operand) const;
-  bool of_queries(Operand operand) const;
-  int heads(Operand operand) const;
-  int dim(Operand operand) const;
+  int heads(const Fp8Operand& row) const {
+    return row.of_queries() ? request.shape.heads : request.shape.kv_heads;
+  }
+  int dim(const Fp8Operand& row) const { return row.of_v() ? request.shape.dim_v : request.shape.dim_qk; }
   // Whether kernels read values in bf16: else payloads alone.
   bool reads_values() const;
+  bool transposes() const { return forward_v == Fp8Form::kTransposed; }
   // The tables of these tokens' rows and blocks, on a runtime that has them in device memory.
   std::size_t TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const;
 };
@@ -43,7 +45,7 @@ struct Fp8OperandUse {
 struct Fp8OperandBuffers {
   struct Each {
     Buffer values;              // bf16 [rows, heads, dim]; with reads_values
-    Buffer payload, exponents;  // with casts in blocks
+    Buffer payload, exponents;  // with casts in blocks; the payload of v also where it is transposed
   };
   std::array<Each, kOperands> each;
 
@@ -71,22 +73,26 @@ class Fp8Operands {
  private:
   struct Tokens {
     Layout layout;
-    std::unique_ptr<TokenRows> rows, blocks;
+    std::unique_ptr<TokenRows> rows, blocks, slots;
   };
   Tokens TokensOf(const Layout& layout, const std::vector<std::int64_t>& chunks);
-  bool in_blocks() const { return InBlocks(*use_.request.fp8); }
-  bool backward_in_fp8() const { return use_.request.fp8->bwd; }
+  // A backward pass in 16 bits, and what is in blocks, are read as values.
+  Fp8Form FormOf(const Fp8Operand& row, Fp8Pass pass) const {
+    if (row.axis || pass == kBackwardPass16) return Fp8Form::kValues;
+    return pass == kBackwardPass        ? use_.backward
+           : row.operand == Operand::kV ? use_.forward_v
+                                        : use_.forward_qk;
+  }
   const Fp8OperandBuffers::Each& of(Operand operand) const {
     return buffers_.each[static_cast<std::size_t>(operand)];
   }
-  // Whether kernels read payloads in this pass.
-  bool as_payloads(bool in_fp8) const { return use_.payloads && in_fp8 && !in_blocks(); }
-  // Makes the operand's values from a payload.
-  void Dequantize(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                  bool in_fp8);
-  // Casts a 16-bit tensor in blocks and makes the operand's values from them.
-  void CastInBlocks(Operand operand, InputTensor tensor, const TensorRef& from, const Tokens& tokens,
-                    MxAxis axis);
+  // Makes what kernels read of a tensor that the schedule has moved; nothing of what they read as it is.
+  void MakeOperand(const Fp8Operand& row, Fp8Pass pass, const TensorRef& from, const Tokens& tokens);
+  // Makes those of a pass, and points its arguments, arg_of(operand), at them.
+  template <typename ArgOf>
+  void Make(Fp8Pass pass, bool of_queries, const Tokens& keys, ArgOf&& arg_of);
+  template <typename ArgOf>
+  void Point(Fp8Pass pass, ArgOf&& arg_of) const;
   void Record(QuantizedOperand quantized);
 
   cppool_runtime* rt_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/attention/problem/transposed.h"
+
 namespace cppool::kernels {
 namespace {
 
@@ -103,6 +105,8 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
                                              : 1;
   block.rows_kv = blocks * block_kv;
   block.gradient_rows = block_kv;
+  for (const Layout& keys : ring.keys) block.key_slots = std::max(block.key_slots, SlotsOf(keys));
+  if (ring.gathers) block.key_slots = std::max(block.key_slots, SlotsOf(ring.Gathered(position)));
   block.several_backward = last_attended > 0;
   block.several_forward = block.several_backward && !one_launch;
   block.keys_in_fp32 = sums_gradients || last_attended > 0;

@@ -75,7 +75,8 @@ struct cppool_tensor {
   int64_t* strides;
   uint64_t byte_offset; /* 0 */
   /* For fp8, else NULL. A stored element times the scale is the value: one fp32 (shape [1]). What is written
-   * is divided by it. No call has e8m0 scales, by blocks of 32 elements, or writes fp8 so far. */
+   * is divided by it. No call has e8m0 scales, by blocks of 32 elements. Fp8 is written with
+   * CPPOOL_ATTENTION_FP8_OUT alone. */
   const cppool_tensor* scale;
   /* A call that writes the tensor raises this, in device memory, to its largest absolute value before
    * scaling. NULL so far. */
@@ -179,7 +180,10 @@ enum {
   /* fp8 with one scale for each tensor; out and gradients are in 16 bits or fp32 as ever. Without it, and for
    * recipes with scales of blocks (mxfp8), cases with dtype fp8 are skipped. A case whose backward pass is in
    * 16 bits has only forward calls in fp8. */
-  CPPOOL_ATTENTION_FP8 = 256
+  CPPOOL_ATTENTION_FP8 = 256,
+  /* Forward calls in fp8 write out in e4m3, with the scale of v, which no element of out exceeds: for a
+   * kernel that has it in no other dtype. What it rounds then, cppool rounds once more. */
+  CPPOOL_ATTENTION_FP8_OUT = 512
 };
 
 typedef struct cppool_attention_kernel {

@@ -69,7 +69,7 @@ CallForm FormOf(char** words, const std::vector<std::string>& extras) {
   CallForm form = cppool::kernels::table::FormOf(
       std::string(words[0]) == "backward", request,
       {where, std::string(words[5]) == "br" ? CPPOOL_BOTTOM_RIGHT : CPPOOL_TOP_LEFT}, {0, 4, 0, 2}, 1, 1,
-      {false, true});
+      {false, true, true});
   form.window_left = std::atoi(words[6]);
   form.window_right = std::atoi(words[7]);
   return strided ? Strided(form) : form;

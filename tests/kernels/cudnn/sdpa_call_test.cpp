@@ -31,7 +31,7 @@ table::CallForm Call(bool backward, Dtype dtype = Dtype::kBf16, KernelRequest re
   where.keys = 7;
   where.batch = 2;
   where.q_stride = where.k_stride = where.sequence_stride = 1;
-  return table::FormOf(backward, request, {where, CPPOOL_TOP_LEFT}, {0, 6, 0, 3}, 2, 2, {false, true});
+  return table::FormOf(backward, request, {where, CPPOOL_TOP_LEFT}, {0, 6, 0, 3}, 2, 2, {false, true, true});
 }
 
 // With a bias [batch or 1, heads or 1, queries or 1, keys], which is a part of one with 10 queries and 11
@@ -65,7 +65,7 @@ std::string Refusal(const table::CallForm& form) {
 
 }  // namespace
 
-TEST_CASE("cuDNN's call in fp8 has payloads and a 16-bit result") {
+TEST_CASE("cuDNN's call in fp8 has payloads, its result among them") {
   KernelRequest request;
   request.fp8 = {ScalingMode::kCurrent, true, false, true, true};
   const SdpaCall plain = Read(Call(false)), call = Read(Call(false, Dtype::kBf16, request));

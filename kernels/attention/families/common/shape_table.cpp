@@ -37,6 +37,10 @@ std::optional<std::string> RefuseShape(const char* family, std::span<const HeadD
   }
   if (!(shape.dtypes == TensorDtypes(dtype)))
     return std::string("tensors of different dtypes are not supported by the kernel family '") + family + "'";
+  if (request.fp8 && request.fp8->products == Fp8Products::kNative) {
+    return std::string("fp8_products is 'native', and the kernel family '") + family +
+           "' multiplies the values of payloads in bf16: use 'auto' or 'bf16'";
+  }
   return std::nullopt;
 }
 

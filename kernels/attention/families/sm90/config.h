@@ -8,7 +8,6 @@
 #pragma once
 
 namespace cppool::kernels::cuda::sm90 {
-
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 inline constexpr int kSharedAlignment = 1024;  // of tiles, as TMA's swizzle asks
 inline constexpr int kWarpgroup = 128;
@@ -37,7 +36,8 @@ struct Tiling {
   static constexpr bool kTakeTurns = kTakeTurnsValue;     // consumers issue their products in turn
   static constexpr int kBiasStages = kBiasStagesValue;    // buffers of each consumer for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
-  static constexpr bool kFp8 = false;  // see InFp8
+  static constexpr bool kFp8 = false;     // see InFp8
+  static constexpr bool kNative = false;  // see NativeTiling
   // A tile's first product starts under the end of the tile before, else after it.
   static constexpr bool kEarlyStart = kQueryStages == 2;
   static constexpr bool kStageOutput = kQueryStages == 2;  // the output leaves through the queries' buffer
@@ -46,7 +46,9 @@ struct Tiling {
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 
-  static constexpr int kQueryBytes = kTileRows * kDimQk * 2;
+  static constexpr int kQueryGroupBytes = 64 * kDimQk * 2;  // of one consumer
+  static constexpr int kQueryBytes = kConsumers * kQueryGroupBytes;
+  static constexpr int kQueryCopyBytes = kQueryBytes;  // what of it is copied
   static constexpr int kKeyBytes = kBlock * kDimQk * 2;
   static constexpr int kValueBytes = kBlock * kDimV * 2;
   static constexpr int kBiasBytes = 64 * kBlock * 2;  // of one consumer
@@ -89,5 +91,42 @@ template <>
 struct BiasedForwardTiling<192, 128> : Tiling<192, 128, 2, 64, 2, 2, true, 2> {};
 template <>
 struct BiasedForwardTiling<256, 256> : Tiling<256, 256, 2, 64, 2, 1, true, 2> {};
+
+// Products of E4M3 payloads. The sums of an 8-bit product lose what their mantissas have no bits for: each
+// block's is added to the output in fp32, which takes dim_v / 2 registers more. The queries' buffer also
+// holds the output, which is wider.
+template <int kDimQkValue, int kDimVValue, int kStagesValue, bool kTakeTurnsValue, int kPartsFirstValue>
+struct NativeTiling : Tiling<kDimQkValue, kDimVValue, 2, 128, 2, 1, kTakeTurnsValue> {
+  using Base = Tiling<kDimQkValue, kDimVValue, 2, 128, 2, 1, kTakeTurnsValue>;
+  // Halves of a block whose exponentials are made before the previous block's product has ended.
+  static constexpr int kPartsFirst = kPartsFirstValue;
+  using Base::kBlock, Base::kConsumers, Base::kTileRows, Base::kDimQk, Base::kDimV;
+  static constexpr bool kFp8 = true, kNative = true;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kStages = kStagesValue, kQueryStages = 2;
+  static constexpr bool kEarlyStart = true, kStageOutput = true;
+  static constexpr int kLine = kDimQk % 128 == 0 ? 128 : 64;  // of queries and keys, see wgmma.cuh
+  static constexpr int kQueryGroupBytes = 64 * (kDimQk > 2 * kDimV ? kDimQk : 2 * kDimV);
+  static constexpr int kQueryBytes = kConsumers * kQueryGroupBytes;
+  static constexpr int kQueryCopyBytes = kTileRows * kDimQk;
+  static constexpr int kKeyBytes = kBlock * kDimQk;
+  static constexpr int kValueBytes = kBlock * kDimV;
+  static constexpr int kTileBytes = kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+  static constexpr int kSharedBytes = kTileBytes + Base::kControlBytes + kSharedAlignment;
+  static_assert(RegistersSuffice(kConsumers, kProducerRegisters, kConsumerRegisters));
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+
+// Chosen by measurement on an H100.
+template <int kDimQk, int kDimV>
+struct NativeForwardTiling;
+template <>
+struct NativeForwardTiling<64, 64> : NativeTiling<64, 64, 4, false, 2> {};
+template <>
+struct NativeForwardTiling<128, 128> : NativeTiling<128, 128, 4, true, 0> {};
+template <>
+struct NativeForwardTiling<128, 64> : NativeTiling<128, 64, 4, false, 2> {};
+template <>
+struct NativeForwardTiling<192, 128> : NativeTiling<192, 128, 3, true, 0> {};
 
 }  // namespace cppool::kernels::cuda::sm90

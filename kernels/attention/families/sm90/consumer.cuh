@@ -40,7 +40,8 @@ class Consumer {
     if (Config::kTakeTurns && group_ == Config::kConsumers - 1) PassTurn();
     float logits[kBlock / 2];
     float out[kDimV / 2];
-    std::uint32_t exponentials[kBlock / 4];
+    std::uint32_t exponentials[kOperand];
+    [[maybe_unused]] Promoted promoted;
     SoftmaxState state;
     StartTile(logits);
     while (true) {
@@ -48,6 +49,7 @@ class Consumer {
       state.Ignore(Rows().valid);
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) out[i] = 0;
+      if constexpr (Config::kNative) promoted.Clear();
       if (!Config::kFp8 && !p_.first) ReadState<kDimV>(p_, Rows(), state, out);
       const int blocks = tile().blocks;
 
@@ -55,9 +57,9 @@ class Consumer {
       WaitForProducts<0>();
       Settle(logits);
       Taken taken = TakeBlock(logits, visible, blocks == 1);
-      FollowMost<Config>(logits, state, ScaleLog2()).Apply(out);
-      Exponentiate<POf<T, Config>>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen,
-                                   exponentials);
+      const Rescale begun = FollowMost<Config>(logits, state, ScaleLog2());
+      if constexpr (!Config::kNative) begun.Apply(out);
+      Exponentiate<P>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen, exponentials);
       if constexpr (Config::kStageOutput) ReleaseLastTile();
       for (int block = 1; block < blocks; ++block) {
         WaitForValues(taken.keys);  // before the next keys: they come in this order
@@ -72,13 +74,21 @@ class Consumer {
         Settle(logits);
         taken = TakeBlock(logits, visible, block + 1 == blocks);
         const Rescale rescale = FollowMost<Config>(logits, state, ScaleLog2());
+        if constexpr (Config::kNative)
+          ExponentiateParts<0, Config::kPartsFirst>(logits, state, ScaleLog2(), Lift(), taken.seen);
         WaitForProducts<0>();
         Settle(out);
         Settle(exponentials);
         Release(shared_.EmptyV(keys_.Previous().Previous().stage));
-        rescale.Apply(out);
-        Exponentiate<POf<T, Config>>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen,
-                                     exponentials);
+        if constexpr (Config::kNative) {
+          promoted.Add(out, rescale);
+          ExponentiateParts<Config::kPartsFirst, kParts<kBlock>>(logits, state, ScaleLog2(), Lift(),
+                                                                 taken.seen);
+          PackOperand<P>(logits, exponentials);
+        } else {
+          rescale.Apply(out);
+          Exponentiate<P>(logits, state, ScaleLog2(), Config::kFp8 ? Lift() : 0.0f, taken.seen, exponentials);
+        }
       }
 
       bool more = false;
@@ -106,6 +116,7 @@ class Consumer {
       Settle(out);
       Settle(exponentials);
       Release(shared_.EmptyV(keys_.Previous().stage));
+      if constexpr (Config::kNative) promoted.AddTo(out);
       WriteTile(state, out);
 
       query_.Advance();
@@ -146,6 +157,31 @@ class Consumer {
  private:
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kBlock = Config::kBlock;
   static constexpr int kQueryStages = Config::kQueryStages;
+  using P = std::conditional_t<Config::kNative, E4M3, POf<T, Config>>;  // of exponentials as operands
+  static constexpr int kOperand = kOperandRegisters<P, kBlock / 2>;
+
+  // Native products: the output so far in fp32, to be multiplied with `factor`.
+  struct Promoted {
+    float sum[kDimV / 2];
+    float factor[2];
+
+    __device__ __forceinline__ void Clear() {
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) sum[i] = 0;
+      factor[0] = factor[1] = 1;
+    }
+    // Adds a block's product, whose exponentials are relative to the maximum before `next`.
+    __device__ __forceinline__ void Add(const float (&product)[kDimV / 2], const Rescale& next) {
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) sum[i] = fmaf(sum[i], factor[i / 2 % 2], product[i]);
+      factor[0] = next.factor[0], factor[1] = next.factor[1];
+    }
+    // Makes the last block's product the whole output.
+    __device__ __forceinline__ void AddTo(float (&product)[kDimV / 2]) const {
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) product[i] = fmaf(sum[i], factor[i / 2 % 2], product[i]);
+    }
+  };
 
   __device__ __forceinline__ float Scale() const {
     if constexpr (Config::kFp8) return shared_.control->units.scale;
@@ -177,16 +213,26 @@ class Consumer {
   }
 
   __device__ __forceinline__ void StartLogits(float (&logits)[kBlock / 2], int query_stage) const {
-    StartTransposed<T, kDimQk, kBlock>(
-        logits, Operand::OverDim(shared_.Queries(query_stage) + group_ * (64 * kDimQk * 2)),
-        Operand::OverDim(shared_.Keys(keys_.stage)));
+    const std::uint32_t queries = shared_.Queries(query_stage) + group_ * Config::kQueryGroupBytes;
+    if constexpr (Config::kNative) {
+      constexpr int kLine = Config::kLine;
+      StartTransposedE4M3<kDimQk, kBlock, kLine>(logits, Operand::OverLines<kLine>(queries),
+                                                 Operand::OverLines<kLine>(shared_.Keys(keys_.stage)));
+    } else {
+      StartTransposed<T, kDimQk, kBlock>(logits, Operand::OverDim(queries),
+                                         Operand::OverDim(shared_.Keys(keys_.stage)));
+    }
     CommitProducts();
   }
 
   __device__ __forceinline__ void StartOutput(float (&out)[kDimV / 2],
-                                              const std::uint32_t (&exponentials)[kBlock / 4]) const {
-    StartProduct<T, kBlock, kDimV>(out, exponentials,
-                                   Operand::OverRows(shared_.Values(keys_.Previous().stage), kBlock));
+                                              const std::uint32_t (&exponentials)[kOperand]) const {
+    const std::uint32_t values = shared_.Values(keys_.Previous().stage);
+    if constexpr (Config::kNative) {
+      StartProductE4M3<kBlock, kDimV>(out, exponentials, Operand::OverLines<128>(values));
+    } else {
+      StartProduct<T, kBlock, kDimV>(out, exponentials, Operand::OverRows(values, kBlock));
+    }
     CommitProducts();
   }
 
@@ -208,13 +254,13 @@ class Consumer {
     } else {
       Normalise<kDimV>(p_, rows, state, out);
     }
-    if (p_.max_logit) RaiseMaxLogit(p_, rows, state, Scale());
+    if (p_.max_logit) RaiseMaxLogit(p_, rows, Config::kNative ? state.most : state.largest, Scale());
     if (Config::kStageOutput && p_.last) {
       // All warps have done with the queries.
       ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);
       WriteRowsStaged<T, kDimV>(
           p_, rows, out,
-          shared_.Queries(query_.stage) + group_ * (64 * kDimQk * 2) + warp_row_ * (kDimV * 2));
+          shared_.Queries(query_.stage) + group_ * Config::kQueryGroupBytes + warp_row_ * (kDimV * 2));
     } else {
       WriteRows<T, kDimV>(p_, rows, out);
     }
@@ -282,7 +328,7 @@ class Consumer {
   __device__ __forceinline__ void WaitForValues(int keys) const {
     const Ring<Config::kStages> values = keys_.Previous();
     ptx::Wait(shared_.FullV(values.stage), values.parity);
-    if (keys == kBlock) return;
+    if (Config::kNative || keys == kBlock) return;  // a transposed payload has 0 there
     const std::uint32_t tile = shared_.Values(values.stage);
     for (int i = threadIdx.x % kWarpgroup; i < (kBlock - keys) * 8; i += kWarpgroup) {
 #pragma unroll

@@ -183,12 +183,12 @@ __device__ __forceinline__ void WriteRowsStaged(const ForwardParameters& p, cons
 
 // Raises max_logit[head] by the rows that are tokens. The same bits in any order of warps.
 __device__ __forceinline__ void RaiseMaxLogit(const ForwardParameters& p, const WarpRows& rows,
-                                              const SoftmaxState& state, float scale) {
+                                              const float (&largest)[2], float scale) {
   const int lane = threadIdx.x % 32;
   float most = -INFINITY;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    if (half * 8 + lane / 4 < rows.valid) most = fmaxf(most, state.largest[half]);
+    if (half * 8 + lane / 4 < rows.valid) most = fmaxf(most, largest[half]);
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
   if (lane != 0 || most == -INFINITY) return;

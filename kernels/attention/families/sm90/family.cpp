@@ -17,14 +17,19 @@
 #include "kernels/attention/families/sm90/backward_list.h"
 #include "kernels/attention/families/sm90/bias_gradient.h"
 #include "kernels/attention/families/sm90/forward.h"
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
 namespace sm90 {
 
-ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8) {
-  if (fp8) return bias ? ForwardKernelEntry{} : Fp8ForwardKernelOf(dim_qk, dim_v);
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Products products) {
+  if (products != Products::kPlain) {
+    if (bias) return {};
+    return products == Products::kFp8Native ? NativeForwardKernelOf(dim_qk, dim_v)
+                                            : Fp8ForwardKernelOf(dim_qk, dim_v);
+  }
   const auto of = [&]<typename T>() {
     return bias ? BiasedForwardKernelOf<T>(dim_qk, dim_v) : ForwardKernelOf<T>(dim_qk, dim_v);
   };
@@ -46,8 +51,8 @@ BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bi
 }  // namespace sm90
 namespace {
 
-sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, bool fp8) {
-  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, fp8);
+sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, sm90::Products products) {
+  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, products);
 }
 sm90::BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape) {
   return sm90::BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
@@ -59,8 +64,23 @@ sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, bo
 // Whether a request's backward pass casts P and dS; its forward pass casts P in every recipe.
 bool CastsBackward(const KernelRequest& request) { return request.fp8 && request.fp8->bwd; }
 
+// Whether a request's forward pass multiplies payloads.
+bool MultipliesPayloads(const KernelRequest& request) {
+  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products != Fp8Products::kBf16 &&
+         ForwardOf(request.shape, request.bias, sm90::Products::kFp8Native).tile_rows > 0;
+}
+
+// The request as the general family gets it, which has no products of payloads.
+KernelRequest ForGeneral(KernelRequest request) {
+  if (request.fp8) request.fp8->products = Fp8Products::kBf16;
+  return request;
+}
+
 sm90::ForwardKernelEntry ForwardOf(const KernelRequest& request) {
-  return ForwardOf(request.shape, request.bias, request.fp8.has_value());
+  return ForwardOf(request.shape, request.bias,
+                   !request.fp8                  ? sm90::Products::kPlain
+                   : MultipliesPayloads(request) ? sm90::Products::kFp8Native
+                                                 : sm90::Products::kFp8Values);
 }
 // Casts of dS in blocks are the general family's.
 sm90::BackwardKernelEntry BackwardOf(const KernelRequest& request) {
@@ -106,6 +126,38 @@ bool KeysAligned(const sm90::BackwardList& list) {
 // Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
+// Makes ranges begin at multiples of 16 of a run's tokens, as its slots do, and puts their first slots into
+// the upper halves of their rows. Keys that a range takes on are tokens of the same run, and outside of the
+// band.
+void AlignToSlots(WorkList& list, const Layout& keys) {
+  const std::vector<Segment> runs = Joined(keys);
+  std::vector<std::int64_t> first_slots;
+  std::int64_t slots = 0;
+  for (const Segment& run : runs) {
+    first_slots.push_back(slots);
+    slots += SlotsOfRun(run.length);
+  }
+  if (keys.rows > 0x7fffffff || slots > 0x7fffffff)
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor of " + std::to_string(keys.rows) + " rows");
+  for (const Tile& tile : list.tiles) {
+    for (std::int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      Range& range = list.ranges[static_cast<std::size_t>(i)];
+      // The last run that does not begin behind the range.
+      const auto after =
+          std::ranges::upper_bound(runs, std::pair(tile.sequence, range.position), {},
+                                   [](const Segment& run) { return std::pair(run.sequence, run.position); });
+      const auto run = after - runs.begin() - 1;
+      const Segment& of = runs[static_cast<std::size_t>(run)];
+      const std::int32_t rest = (range.position - of.position) % 16;
+      range.row -= std::int64_t{rest} * keys.row_step;
+      range.position -= rest;
+      range.length += rest;
+      const std::int64_t slot = first_slots[static_cast<std::size_t>(run)] + range.position - of.position;
+      range.row |= slot << 32;
+    }
+  }
+}
+
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
 constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
@@ -130,6 +182,8 @@ class Plan : public BlockPlan {
         rows_q_(query.rows),
         rows_kv_(key.rows),
         block_rows_(key.block_rows),
+        native_(MultipliesPayloads(request)),
+        key_slots_(native_ ? SlotsOf(key) : 0),
         forward_(forward != nullptr),
         backward_(backward != nullptr),
         bias_gradient_(bias_gradient != nullptr) {
@@ -191,6 +245,8 @@ class Plan : public BlockPlan {
   std::int64_t rows_q() const { return rows_q_; }
   std::int64_t rows_kv() const { return rows_kv_; }
   std::int64_t block_rows() const { return block_rows_; }  // of keys that arrive; 0: none do
+  bool native() const { return native_; }                  // payloads are multiplied
+  std::int64_t key_slots() const { return key_slots_; }
   const sm90::WorkView& work() const { return work_; }
   int* schedule() const { return device_.get<int>(); }
   const sm90::BackwardWork& backward_work() const { return backward_work_; }
@@ -252,6 +308,8 @@ class Plan : public BlockPlan {
   std::int64_t rows_q_;
   std::int64_t rows_kv_;
   std::int64_t block_rows_;
+  bool native_;
+  std::int64_t key_slots_;  // of v; native
   bool forward_;
   bool backward_;
   bool bias_gradient_;
@@ -276,9 +334,9 @@ class Sm90Kernel : public AttentionKernel {
   }
 
   void Load(const KernelRequest& request) override {
-    if (const auto refusal = general_family_.Refusal(request))
+    if (const auto refusal = general_family_.Refusal(ForGeneral(request)))
       throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
-    if (MayNeedGeneral(request)) general_->Load(request);
+    if (MayNeedGeneral(request)) general_->Load(ForGeneral(request));
     if (HasForward(request)) ForwardOf(request).load();
     if (HasBackward(request)) BackwardOf(request).load();
     if (HasBiasGradient(request)) BiasGradientOf(request.shape).load();
@@ -294,6 +352,7 @@ class Sm90Kernel : public AttentionKernel {
       forward = BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request).tile_rows, true,
                               sm90::kGroupRows);
       OrderByBlock(*forward, key, true);
+      if (MultipliesPayloads(request)) AlignToSlots(*forward, key);
     }
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
     std::optional<sm90::BackwardList> backward;
@@ -313,7 +372,7 @@ class Sm90Kernel : public AttentionKernel {
     std::unique_ptr<BlockPlan> general;
     if (!forward ||
         (request.training && (!backward || CastsBackward(request) || (has_bias && !bias_gradient))))
-      general = general_->Plan(request, query, key, bands, stream);
+      general = general_->Plan(ForGeneral(request), query, key, bands, stream);
     return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
                                         backward ? &*backward : nullptr,
                                         bias_gradient ? &*bias_gradient : nullptr, std::move(general),
@@ -355,7 +414,12 @@ class Sm90Kernel : public AttentionKernel {
     call.first = args.first;
     call.last = args.last;
     call.fp8 = {args.q.scale, args.k.scale, args.v.scale, nullptr, nullptr, args.p_scale};
-    ForwardOf(shape, plan.bias(), args.p_scale != 0).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    call.all_slots = plan.key_slots();
+    const auto products = plan.native()       ? sm90::Products::kFp8Native
+                          : args.p_scale != 0 ? sm90::Products::kFp8Values
+                                              : sm90::Products::kPlain;
+    if (plan.native() != IsFp8(args.q.dtype)) Misused("operands of another form");
+    ForwardOf(shape, plan.bias(), products).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
@@ -460,16 +524,25 @@ class Family : public AttentionFamily {
   const char* name() const override { return "sm90"; }
   // The backward kernel here makes all gradients of a block; the general family's make them apart.
   Capabilities capabilities(const KernelRequest& request) const override {
-    Capabilities can = general_.capabilities(request);
+    Capabilities can = general_.capabilities(ForGeneral(request));
     can.continues_softmax = can.accumulates_gradients = true;
     if (HasBackward(request)) can.gradients_apart = false;
     // The bias tensor's alignment decides block by block who computes (KeysAligned).
     const bool whole = HasForward(request) && !request.fp8 && request.bias != BiasType::kPostScale;
     can.arriving_piece_bytes = whole ? kPieceBytes : 0;
+    if (MultipliesPayloads(request)) {
+      can.forward_qk = Fp8Form::kPayload;
+      can.forward_v = Fp8Form::kTransposed;
+    }
     return can;
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
-    return general_.Refusal(request);
+    if (request.fp8 && request.fp8->products == Fp8Products::kNative && !MultipliesPayloads(request)) {
+      return "fp8_products is 'native': the kernel family 'sm90' multiplies payloads in the forward pass of "
+             "scaling_mode 'delayed' and 'current', without a bias, with head dims 64, 128, 128/64 and "
+             "192/128";
+    }
+    return general_.Refusal(ForGeneral(request));
   }
   // The workspace holds dq in fp32.
   std::size_t WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,
@@ -478,11 +551,13 @@ class Family : public AttentionFamily {
     const std::size_t own =
         HasBackward(request) ? static_cast<std::size_t>(rows_q * shape.heads * shape.dim_qk) * sizeof(float)
                              : 0;
-    return MayNeedGeneral(request) ? std::max(own, general_.WorkspaceBytes(request, rows_q, rows_kv)) : own;
+    return MayNeedGeneral(request)
+               ? std::max(own, general_.WorkspaceBytes(ForGeneral(request), rows_q, rows_kv))
+               : own;
   }
   std::size_t PlanBytes(const KernelRequest& request, const Layout& query, const Layout& key) const override {
     std::size_t bytes = 0;
-    if (MayNeedGeneral(request)) bytes += general_.PlanBytes(request, query, key);
+    if (MayNeedGeneral(request)) bytes += general_.PlanBytes(ForGeneral(request), query, key);
     if (HasForward(request)) {
       const int tile_rows = ForwardOf(request).tile_rows;
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;

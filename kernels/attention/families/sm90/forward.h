@@ -45,6 +45,8 @@ struct ForwardCall {
   bool first = true;
   bool last = true;
   Fp8Parameters fp8{};
+  // Native products: q and k are payloads, v is one transposed to [kv_heads, dim_v, all_slots].
+  std::int64_t all_slots = 0;
 };
 
 // A warpgroup takes so many rows of a tile. Shorter tiles have a multiple of it, but for the last one of a
@@ -57,9 +59,11 @@ struct ForwardKernelEntry {
   void (*launch)(const ForwardCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype. `fp8`: it casts P, the dtype
-// is bf16.
-ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8);
+// What a kernel multiplies: 16-bit values; those of payloads, and P after its cast; payloads.
+enum class Products { kPlain, kFp8Values, kFp8Native };
+
+// For head dims and a dtype, which is bf16 in fp8. `bias`: the kernel adds one, of the logits' dtype.
+ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Products products);
 
 // Each dtype has its instances, one per head dims, in a file of its own.
 template <typename T>
@@ -67,5 +71,7 @@ ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
 template <typename T>
 ForwardKernelEntry BiasedForwardKernelOf(int dim_qk, int dim_v);
 ForwardKernelEntry Fp8ForwardKernelOf(int dim_qk, int dim_v);
+// With products of payloads: none for head dim 256, whose output and its sums are too many registers.
+ForwardKernelEntry NativeForwardKernelOf(int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

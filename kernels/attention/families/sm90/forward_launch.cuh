@@ -34,11 +34,16 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   if (items > 0x7fffffff)
     throw RuntimeError(CPPOOL_UNSUPPORTED, "launching forward attention: more tiles than one kernel takes");
   ForwardParameters p{};
-  p.q = EncodeRows({call.q, call.rows_q, call.work.query_step, map.heads, Config::kDimQk}, 64);
+  const RowTensor q{call.q, call.rows_q, call.work.query_step, map.heads, Config::kDimQk},
+      k{call.k, call.rows_kv, call.work.key_step, map.kv_heads, Config::kDimQk};
+  p.q = Config::kNative ? EncodePayloadRows(q, 64) : EncodeRows(q, 64);
   if (call.work.busy_tiles > 0) {
-    p.k =
-        EncodeRows({call.k, call.rows_kv, call.work.key_step, map.kv_heads, Config::kDimQk}, Config::kBlock);
-    p.v = EncodeRows({call.v, call.rows_kv, call.work.key_step, map.kv_heads, Config::kDimV}, Config::kBlock);
+    p.k = Config::kNative ? EncodePayloadRows(k, Config::kBlock) : EncodeRows(k, Config::kBlock);
+    p.v = Config::kNative
+              ? EncodeTransposed(call.v, std::int64_t{map.kv_heads} * Config::kDimV, call.all_slots,
+                                 Config::kDimV)
+              : EncodeRows({call.v, call.rows_kv, call.work.key_step, map.kv_heads, Config::kDimV},
+                           Config::kBlock);
   }
   if (call.last)
     p.out = EncodeRows({call.out, call.rows_q, call.work.query_step, map.heads, Config::kDimV}, 16);
@@ -88,7 +93,7 @@ ForwardKernelEntry ForwardEntry(int dim_qk, int dim_v) {
   offer.template operator()<128, 128>();
   offer.template operator()<128, 64>();
   offer.template operator()<192, 128>();
-  offer.template operator()<256, 256>();
+  if constexpr (requires { sizeof(TilingOf<256, 256>); }) offer.template operator()<256, 256>();
   return entry;
 }
 

@@ -14,7 +14,7 @@ namespace cppool::kernels::cuda::sm90 {
 
 struct WorkView {
   const Tile* tiles;    // of queries: the most work first
-  const Range* ranges;  // of keys
+  const Range* ranges;  // of keys; native products: the upper half of a row is the first slot in v
   int tiles_count;
   int busy_tiles;  // these come first; the others have no ranges
   int query_step;
@@ -56,7 +56,7 @@ struct ArrivingParameters {
 struct ForwardParameters {
   CUtensorMap q;    // boxes of 64 rows
   CUtensorMap k;    // boxes of kBlock rows
-  CUtensorMap v;    // boxes of kBlock rows
+  CUtensorMap v;    // boxes of kBlock rows; of a transposed payload, of kBlock slots and all dims of a head
   CUtensorMap out;  // boxes of 16 rows
   WorkView work;
   HeadMap map;

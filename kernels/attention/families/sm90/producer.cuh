@@ -112,10 +112,10 @@ __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const
         p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
     shared.control->biases[index] = {slope, tile.band.diagonal, tile.sequence};
   }
-  ptx::ArriveExpecting(full, Config::kQueryBytes);
+  ptx::ArriveExpecting(full, Config::kQueryCopyBytes);
 #pragma unroll 1
   for (int group = 0; group < Config::kConsumers; ++group) {
-    ptx::LoadBox(shared.Queries(stage) + group * (64 * Config::kDimQk * 2), &p.q,
+    ptx::LoadBox(shared.Queries(stage) + group * Config::kQueryGroupBytes, &p.q,
                  {token + group * 64, member, head}, full);
   }
 }
@@ -129,11 +129,20 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
   const auto produce_values = [&](const ptx::RowCoordinates& from) {
     ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
     ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
-    ptx::LoadBox(shared.Values(ring.stage), arrives ? &p.arriving.v : &p.v, from, shared.FullV(ring.stage));
+    if constexpr (Config::kNative) {
+      ptx::LoadSlots(shared.Values(ring.stage), &p.v, shared.control->slots[ring.stage],
+                     from.head * Config::kDimV, shared.FullV(ring.stage));
+    } else {
+      ptx::LoadBox(shared.Values(ring.stage), arrives ? &p.arriving.v : &p.v, from, shared.FullV(ring.stage));
+    }
     ring.Advance();
   };
   int item = blockIdx.x;
-  unsigned count = 0;
+  unsigned in_register;
+  unsigned* place = &in_register;
+  if constexpr (Config::kNative) place = &shared.control->tile_count;
+  unsigned& count = *place;
+  count = 0;
   ProduceQueries<Config>(p, shared, count, item);
   while (item < p.work.busy_tiles * p.map.heads) {
     const Item of = ItemOf(p, item);
@@ -163,6 +172,8 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
         if (last) item = static_cast<int>(gridDim.x) + atomicAdd(p.schedule, 1);
         ptx::Wait(shared.EmptyK(ring.stage), ring.parity ^ 1);
         shared.control->blocks[ring.stage] = {range.position + at, min(range.length - at, kBlock)};
+        if constexpr (Config::kNative)
+          shared.control->slots[ring.stage] = static_cast<int>(range.row >> 32) + at;
         ptx::ArriveExpecting(shared.FullK(ring.stage), Config::kKeyBytes);
         ptx::LoadBox(shared.Keys(ring.stage), arrives ? &p.arriving.k : &p.k, from, shared.FullK(ring.stage));
         if constexpr (Config::kBias) {

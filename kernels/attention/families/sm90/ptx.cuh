@@ -106,6 +106,17 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Four values in E4M3, the first in the lowest byte.
+__device__ __forceinline__ std::uint32_t PackE4M3(float a, float b, float c, float d) {
+  std::uint32_t four;
+  asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, "
+      "%3; "
+      "mov.b32 %0, {low, high};}"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+}
+
 // Coordinates of a box in a map of token rows, see tensor_map.h.
 struct RowCoordinates {
   int token;   // row / row step
@@ -121,6 +132,17 @@ __device__ __forceinline__ void LoadBox(std::uint32_t to, const CUtensorMap* map
       "%3, "
       "%5, %6}], [%2];" ::"r"(to),
       "l"(map), "r"(barrier), "r"(0), "r"(at.token), "r"(at.head), "r"(at.member)
+      : "memory");
+}
+
+// Starts the copy of a box of a transposed payload, from this slot and line on.
+__device__ __forceinline__ void LoadSlots(std::uint32_t to, const CUtensorMap* map, int slot, int line,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], "
+      "[%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(slot), "r"(line)
       : "memory");
 }
 

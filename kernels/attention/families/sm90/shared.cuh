@@ -66,8 +66,18 @@ struct Fp8Control : BaseControlOf<Config> {
   ForwardUnits units;
 };
 
+// With products of payloads.
 template <typename Config>
-using ControlOf = std::conditional_t<Config::kFp8, Fp8Control<Config>, BaseControlOf<Config>>;
+struct NativeControl : Fp8Control<Config> {
+  // The producer's own, whose registers are few.
+  int slots[Config::kStages];  // of the first keys of `blocks`
+  unsigned tile_count;         // that this thread block has begun
+};
+
+template <typename Config>
+using ControlOf =
+    std::conditional_t<Config::kNative, NativeControl<Config>,
+                       std::conditional_t<Config::kFp8, Fp8Control<Config>, BaseControlOf<Config>>>;
 
 template <typename Config>
 struct Shared : SharedMemory<ControlOf<Config>, Config::kTileBytes> {

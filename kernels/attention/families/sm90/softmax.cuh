@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/ptx.cuh"
+#include "kernels/attention/families/sm90/wgmma.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -15,10 +17,14 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename Config>
 inline constexpr float kSlack = Config::kFp8 ? 0 : 8;
 
+// Registers of kLogits exponentials as an operand.
+template <typename T, int kLogits>
+inline constexpr int kOperandRegisters = std::is_same_v<T, E4M3> ? kLogits / 4 : kLogits / 2;
+
 struct SoftmaxState {
   float most[2];     // running maximum of the unscaled logits; -inf before the first visible key
   float sum[2];      // of this thread's columns' exponentials
-  float largest[2];  // visible unscaled logit of this thread's columns
+  float largest[2];  // visible unscaled logit of this thread's columns; native products have it in `most`
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
@@ -66,7 +72,7 @@ __device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], Sof
       b = fmaxf(b, fmaxf(logits[n + 4 + half * 2], logits[n + 4 + half * 2 + 1]));
     }
     most[half] = fmaxf(a, b);
-    state.largest[half] = fmaxf(state.largest[half], most[half]);
+    if constexpr (!Config::kNative) state.largest[half] = fmaxf(state.largest[half], most[half]);
   }
   Rescale rescale{false, {1, 1}};
   // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not
@@ -88,19 +94,29 @@ __device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], Sof
   return rescale;
 }
 
-// Exponentials as the left operand of the product with the values, kCount from kFirst on.
+// Exponentials as the left operand of the product with the values, kCount from kFirst on. In E4M3 four of two
+// columns of 8 are in a register: in the order in which transposed payloads have their keys (transposed.h).
 template <typename T, int kSize, int kFirst = 0, int kCount = kSize>
-__device__ __forceinline__ void PackOperand(const float (&from)[kSize], std::uint32_t (&to)[kSize / 2]) {
+__device__ __forceinline__ void PackOperand(const float (&from)[kSize],
+                                            std::uint32_t (&to)[kOperandRegisters<T, kSize>]) {
+  if constexpr (std::is_same_v<T, E4M3>) {
 #pragma unroll
-  for (int i = kFirst / 2; i < (kFirst + kCount) / 2; ++i) to[i] = ptx::Pack<T>(from[i * 2], from[i * 2 + 1]);
+    for (int i = kFirst / 4; i < (kFirst + kCount) / 4; ++i) {
+      const int at = i / 2 * 8 + i % 2 * 2;
+      to[i] = ptx::PackE4M3(from[at], from[at + 1], from[at + 4], from[at + 5]);
+    }
+  } else {
+#pragma unroll
+    for (int i = kFirst / 2; i < (kFirst + kCount) / 2; ++i)
+      to[i] = ptx::Pack<T>(from[i * 2], from[i * 2 + 1]);
+  }
 }
 
-// Makes of kCount logits from kFirst on exponentials relative to the running maximum, as the left operand of
-// the product with the values. They are 2^lift times as large.
-template <typename T, int kFirst, int kCount, int kSize>
+// Makes of kCount logits from kFirst on exponentials relative to the running maximum. They are 2^lift times
+// as large.
+template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], SoftmaxState& state,
-                                                 float scale_log2, float lift,
-                                                 std::uint32_t (&to)[kSize / 2]) {
+                                                 float scale_log2, float lift) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float offset = (state.most[half] == -INFINITY ? 0.0f : state.most[half] * scale_log2) - lift;
@@ -115,23 +131,48 @@ __device__ __forceinline__ void ExponentiatePart(float (&logits)[kSize], Softmax
       }
     state.sum[half] += sums[0] + sums[1];
   }
-  PackOperand<T, kSize, kFirst, kCount>(logits, to);
 }
 
-// The same of a block's parts in `seen`, see SeenParts; of the others 0.
+// The same of those of a block's parts kFirst to kEnd that are in `seen`, see SeenParts; of the others 0.
+template <int kFirst, int kEnd, int kCount>
+__device__ __forceinline__ void ExponentiateParts(float (&logits)[kCount], SoftmaxState& state,
+                                                  float scale_log2, float lift, unsigned seen) {
+  constexpr int kPart = kCount / kParts<kCount * 2>;
+  constexpr unsigned kThese = (1u << kEnd) - (1u << kFirst);
+  if constexpr (kFirst == kEnd) return;
+  if ((seen & kThese) == kThese) {
+    ExponentiatePart<kFirst * kPart, (kEnd - kFirst) * kPart>(logits, state, scale_log2, lift);
+  } else if constexpr (kEnd - kFirst == 2) {
+    ExponentiateParts<kFirst, kFirst + 1>(logits, state, scale_log2, lift, seen);
+    ExponentiateParts<kFirst + 1, kEnd>(logits, state, scale_log2, lift, seen);
+  } else {
+#pragma unroll
+    for (int i = kFirst * kPart; i < kEnd * kPart; ++i) logits[i] = 0;
+  }
+}
+
+// The same of all parts, packed as the left operand of the product with the values.
 template <typename T, int kCount>
 __device__ __forceinline__ void Exponentiate(float (&logits)[kCount], SoftmaxState& state, float scale_log2,
-                                             float lift, unsigned seen, std::uint32_t (&to)[kCount / 2]) {
+                                             float lift, unsigned seen,
+                                             std::uint32_t (&to)[kOperandRegisters<T, kCount>]) {
   constexpr int kBlock = kCount * 2, kPart = kCount / kParts<kBlock>;
   if (seen == kAllParts<kBlock>) {
-    ExponentiatePart<T, 0, kCount>(logits, state, scale_log2, lift, to);
+    ExponentiatePart<0, kCount>(logits, state, scale_log2, lift);
+    PackOperand<T>(logits, to);
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) to[i] = 0;
+  for (int i = 0; i < kOperandRegisters<T, kCount>; ++i) to[i] = 0;
   if constexpr (kParts<kBlock> == 2) {
-    if (seen == 1) ExponentiatePart<T, 0, kPart>(logits, state, scale_log2, lift, to);
-    if (seen == 2) ExponentiatePart<T, kPart, kPart>(logits, state, scale_log2, lift, to);
+    if (seen == 1) {
+      ExponentiatePart<0, kPart>(logits, state, scale_log2, lift);
+      PackOperand<T, kCount, 0, kPart>(logits, to);
+    }
+    if (seen == 2) {
+      ExponentiatePart<kPart, kPart>(logits, state, scale_log2, lift);
+      PackOperand<T, kCount, kPart, kPart>(logits, to);
+    }
   }
 }
 

@@ -28,13 +28,14 @@ Encode EncodeFunction() {
 }
 
 CUtensorMap Encoded(CUtensorMapDataType type, cuuint32_t rank, const void* data, const cuuint64_t* sizes,
-                    const cuuint64_t* strides, const cuuint32_t* box) {
+                    const cuuint64_t* strides, const cuuint32_t* box,
+                    CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
   CUtensorMap map{};
   const CUresult result =
       EncodeFunction()(&map, type, rank, const_cast<void*>(data), sizes, strides, box, element_strides,
-                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw RuntimeError(CPPOOL_INTERNAL, "cuTensorMapEncodeTiled: error " + std::to_string(result));
   return map;
@@ -42,20 +43,22 @@ CUtensorMap Encoded(CUtensorMapDataType type, cuuint32_t rank, const void* data,
 
 cuuint64_t Size(std::int64_t n) { return static_cast<cuuint64_t>(n); }
 
-// In boxes of `box_rows` rows and `box_dims` dims; 128 bytes make a line of a box.
+// In boxes of `box_rows` rows and `box_dims` dims; `line_bytes`, 128 or 64, make a line of a box.
 CUtensorMap EncodeLines(const RowTensor& tensor, CUtensorMapDataType type, int element_bytes, int box_rows,
-                        int box_dims) {
+                        int box_dims, int line_bytes = 128) {
   if (tensor.rows % tensor.step != 0 || tensor.rows > 0x7fffffff)
     throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor of " + std::to_string(tensor.rows) + " rows");
-  const int line = 128 / element_bytes;
+  const int line = line_bytes / element_bytes;
   const std::int64_t head_bytes = std::int64_t{tensor.dim} * element_bytes,
                      row_bytes = head_bytes * tensor.heads;
   const cuuint64_t sizes[5] = {Size(line), Size(tensor.rows / tensor.step), Size(tensor.dim / line),
                                Size(tensor.heads), Size(tensor.step)};
-  const cuuint64_t strides[4] = {Size(row_bytes * tensor.step), 128, Size(head_bytes), Size(row_bytes)};
+  const cuuint64_t strides[4] = {Size(row_bytes * tensor.step), Size(line_bytes), Size(head_bytes),
+                                 Size(row_bytes)};
   const cuuint32_t box[5] = {static_cast<cuuint32_t>(line), static_cast<cuuint32_t>(box_rows),
                              static_cast<cuuint32_t>(box_dims / line), 1, 1};
-  return Encoded(type, 5, tensor.data, sizes, strides, box);
+  return Encoded(type, 5, tensor.data, sizes, strides, box,
+                 line_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 CUtensorMap EncodeBoxes(const BiasTensor& tensor, CUtensorMapDataType type, int element_bytes, int rows) {
@@ -82,6 +85,19 @@ CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows) {
 
 CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows, int box_dims) {
   return EncodeLines(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, box_rows, box_dims);
+}
+
+CUtensorMap EncodePayloadRows(const RowTensor& tensor, int box_rows) {
+  return EncodeLines(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, box_rows, tensor.dim,
+                     tensor.dim % 128 == 0 ? 128 : 64);
+}
+
+CUtensorMap EncodeTransposed(const void* data, std::int64_t lines, std::int64_t slots, int box_lines) {
+  if (slots > 0x7fffffff)
+    throw RuntimeError(CPPOOL_UNSUPPORTED, "a transposed payload of " + std::to_string(slots) + " tokens");
+  const cuuint64_t sizes[2] = {Size(slots), Size(lines)}, strides[1] = {Size(slots)};
+  const cuuint32_t box[2] = {128, static_cast<cuuint32_t>(box_lines)};
+  return Encoded(CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, data, sizes, strides, box);
 }
 
 CUtensorMap EncodeFloatRows(const RowTensor& tensor, int box_rows, int box_dims) {

@@ -24,6 +24,14 @@ CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows);
 // The same in boxes of `box_dims` dims, a multiple of 64; the third coordinate is the first dim / 64.
 CUtensorMap EncodeRows(const RowTensor& tensor, int box_rows, int box_dims);
 
+// The same for 8-bit elements: a box arrives as [dim / line][box_rows][line], with lines of 128 bytes, or 64
+// where 128 do not divide dim, swizzled by as many.
+CUtensorMap EncodePayloadRows(const RowTensor& tensor, int box_rows);
+
+// A transposed payload [lines, slots] of 8-bit elements, slots a multiple of 16: boxes of 128 slots and
+// `box_lines` lines, swizzled by 128 bytes. Coordinates are {slot, line}.
+CUtensorMap EncodeTransposed(const void* data, std::int64_t lines, std::int64_t slots, int box_lines);
+
 // The same for floats: boxes of `box_rows` rows and `box_dims` dims, a multiple of 32, as [box_dims /
 // 32][box_rows][32]. Coordinates are {0, row / step, first dim / 32, head, row % step}.
 CUtensorMap EncodeFloatRows(const RowTensor& tensor, int box_rows, int box_dims);

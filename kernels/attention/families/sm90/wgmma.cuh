@@ -20,6 +20,11 @@ namespace cppool::kernels::cuda::sm90 {
 
 inline constexpr int kRowBytes = 128;  // of a tile's row
 
+// Tag of products of 8-bit operands. A tile of theirs is [dim / line][rows][line] bytes with lines of 128
+// bytes, or of 64 (swizzled by as many) where 128 do not divide the dims. Both operands are contracted over a
+// line.
+struct E4M3;
+
 // Describes an operand in shared memory; fields in units of 16 bytes. Addresses are added to it.
 class Operand {
  public:
@@ -29,15 +34,21 @@ class Operand {
   static __device__ __forceinline__ Operand OverRows(std::uint32_t tile, int rows) {
     return Operand(tile, rows * (kRowBytes / 16));
   }
+  // A tile of E4M3 with lines of `kLine` bytes.
+  template <int kLine>
+  static __device__ __forceinline__ Operand OverLines(std::uint32_t tile) {
+    static_assert(kLine == 128 || kLine == 64);
+    return Operand(tile, 1, kLine);
+  }
   __device__ __forceinline__ std::uint64_t At(int bytes) const {
     return bits_ + static_cast<std::uint64_t>(bytes >> 4);
   }
 
  private:
-  __device__ __forceinline__ Operand(std::uint32_t tile, int leading)
+  __device__ __forceinline__ Operand(std::uint32_t tile, int leading, int line = kRowBytes)
       : bits_(std::uint64_t{(tile & 0x3ffff) >> 4} | static_cast<std::uint64_t>(leading) << 16 |
-              std::uint64_t{8 * kRowBytes / 16} << 32 | std::uint64_t{1} << 62) {
-  }  // 1: swizzled by 128 bytes
+              static_cast<std::uint64_t>(8 * line / 16) << 32 | std::uint64_t{line == 128 ? 1u : 2u} << 62) {
+  }  // 1: swizzled by 128 bytes, 2: by 64
   std::uint64_t bits_;
 };
 
@@ -155,6 +166,38 @@ WG_INSTANCES(192, 12, 96, 97, 98, 99, 100)
 WG_INSTANCES(256, 16, 128, 129, 130, 131, 132)
 #undef WG_INSTANCES
 #undef WG_INSTANCE
+// 64 x kN x 32 of E4M3. Fresh and Add: c = a b^T and c += a b^T, with a in shared memory or in registers.
+#define WG_INSTANCE(kN, eighths, p0, p1, p2, p3, p4)                                                              \
+  template <>                                                                                                     \
+  struct Wgmma<E4M3, kN> {                                                                                        \
+    static __device__ __forceinline__ void Fresh(float (&c)[kN / 2], std::uint64_t a, std::uint64_t b) {          \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k32.f32.e4m3.e4m3"     \
+          " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1;\n}"                                             \
+          : WG_REGISTERS_##eighths("=f") : "l"(a), "l"(b));                                                       \
+    }                                                                                                             \
+    static __device__ __forceinline__ void Add(float (&c)[kN / 2], std::uint64_t a, std::uint64_t b) {            \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k32.f32.e4m3.e4m3"     \
+          " {" WG_TEXT_##eighths "}, %" #p0 ", %" #p1 ", p, 1, 1;\n}"                                             \
+          : WG_REGISTERS_##eighths("+f") : "l"(a), "l"(b));                                                       \
+    }                                                                                                             \
+    static __device__ __forceinline__ void Add(float (&c)[kN / 2], const std::uint32_t* a, std::uint64_t b) {     \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k32.f32.e4m3.e4m3"     \
+          " {" WG_TEXT_##eighths "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1;\n}"             \
+          : WG_REGISTERS_##eighths("+f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                   \
+    }                                                                                                             \
+    static __device__ __forceinline__ void Fresh(float (&c)[kN / 2], const std::uint32_t* a, std::uint64_t b) {   \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #kN "k32.f32.e4m3.e4m3"     \
+          " {" WG_TEXT_##eighths "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1;\n}"             \
+          : WG_REGISTERS_##eighths("=f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                   \
+    }                                                                                                             \
+  };
+WG_INSTANCE(64, 4, 32, 33, 34, 35, 36)
+WG_INSTANCE(128, 8, 64, 65, 66, 67, 68)
+#undef WG_INSTANCE
 // clang-format on
 
 // c = a b^T with a [64, kDim] and b [kN, kDim] in shared memory, rows of tiles of kRowsA and kRowsB. Starts
@@ -169,6 +212,35 @@ __device__ __forceinline__ void StartTransposed(float (&c)[kN / 2], const Operan
       Wgmma<T, kN>::Fresh(c, left, right);
     } else {
       Wgmma<T, kN>::Add(c, left, right);
+    }
+  }
+}
+
+// The same of E4M3, whose tiles have lines of kLine bytes.
+template <int kDim, int kN, int kLine>
+__device__ __forceinline__ void StartTransposedE4M3(float (&c)[kN / 2], const Operand& a, const Operand& b) {
+#pragma unroll
+  for (int k = 0; k < kDim / 32; ++k) {
+    const int chunk = k * 32 / kLine, within = k * 32 % kLine;
+    const std::uint64_t left = a.At(chunk * 64 * kLine + within), right = b.At(chunk * kN * kLine + within);
+    if (k == 0) {
+      Wgmma<E4M3, kN>::Fresh(c, left, right);
+    } else {
+      Wgmma<E4M3, kN>::Add(c, left, right);
+    }
+  }
+}
+
+// c = a b of E4M3, with a [64, kRows] in registers and b^T [kN, kRows], kRows <= 128, in shared memory.
+template <int kRows, int kN>
+__device__ __forceinline__ void StartProductE4M3(float (&c)[kN / 2], const std::uint32_t (&a)[kRows / 8],
+                                                 const Operand& b) {
+#pragma unroll
+  for (int k = 0; k < kRows / 32; ++k) {
+    if (k == 0) {
+      Wgmma<E4M3, kN>::Fresh(c, &a[0], b.At(0));
+    } else {
+      Wgmma<E4M3, kN>::Add(c, &a[k * 4], b.At(k * 32));
     }
   }
 }

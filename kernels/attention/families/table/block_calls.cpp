@@ -86,7 +86,8 @@ class PassCutter {
   }
   CallForm Form(const CallArea& area, const HeadGroup& group, bool fp32) const {
     return FormOf(backward_, request_, area, group, q_step_, k_step_,
-                  {fp32, Has(asker_.kernel(), CPPOOL_ATTENTION_LSE_HEADS_FIRST)});
+                  {fp32, Has(asker_.kernel(), CPPOOL_ATTENTION_LSE_HEADS_FIRST),
+                   Has(asker_.kernel(), CPPOOL_ATTENTION_FP8_OUT)});
   }
   std::size_t IndexOf(const CallForm& form, std::vector<CallForm>& forms) const {
     const auto found = std::find(forms.begin(), forms.end(), form);

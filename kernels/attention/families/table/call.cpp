@@ -114,6 +114,7 @@ CallView::CallView(const CallForm& form, int device, const CallData& data) : for
       each_[kMembers[i].of].scale = &to;
     }
   }
+  if (IsFp8(form_.tensors[kOut].dtype)) each_[kOut].scale = &each_[kVScale];
   tensors_.struct_size = sizeof(tensors_);
   call_.struct_size = sizeof(call_);
   call_.backward = form.backward;
@@ -326,7 +327,10 @@ CallForm FormOf(bool backward, const KernelRequest& request, const CallArea& are
   fill.OfQueries(kQ, shape.dim_qk, dtypes.q);
   fill.OfKeys(kK, shape.dim_qk, dtypes.k);
   fill.OfKeys(kV, shape.dim_v, dtypes.v);
-  fill.OfQueries(kOut, shape.dim_v, backward ? dtypes.out : fill.Result(dtypes.out));
+  fill.OfQueries(kOut, shape.dim_v,
+                 backward                    ? dtypes.out
+                 : in_fp8 && results.fp8_out ? Dtype::kE4M3
+                                             : fill.Result(dtypes.out));
   fill.PerQuery(kLse);
   if (request.bias == BiasType::kPostScale) fill.Bias(backward);
   if (request.bias == BiasType::kAlibi) {

@@ -102,6 +102,7 @@ std::vector<HeadGroup> HeadGroupsOf(const KernelShape& shape);
 struct ResultForm {
   bool fp32 = false;        // out and gradients; else as the shape has them
   bool packed_lse = false;  // [batch, heads, queries]; else as rows of the block
+  bool fp8_out = false;     // out of forward calls in fp8 is E4M3
 };
 
 // The same call on tensors of its own: rows with gaps between them, batches with larger ones.

@@ -41,6 +41,14 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
     return name + ": it does not claim max_logit (CPPOOL_ATTENTION_MAX_LOGIT)";
   if (request.fp8 && lacks(CPPOOL_ATTENTION_FP8))
     return name + ": it does not claim fp8 (CPPOOL_ATTENTION_FP8)";
+  if (request.fp8 && !lacks(CPPOOL_ATTENTION_FP8_OUT) && !request.fp8->mha &&
+      request.fp8->scaling_mode != ScalingMode::kDelayed) {
+    return name +
+           ": it writes out in e4m3, and the recipe has it in 16 bits: use fp8_mha or scaling_mode "
+           "'delayed'";
+  }
+  if (request.fp8 && request.fp8->products != Fp8Products::kAuto)
+    return name + ": fp8_products must be 'auto': what a library's kernel multiplies is its own";
   if (request.fp8 && InBlocks(*request.fp8))
     return name + ": cppool/attention.h has no scales of blocks, which scaling_mode mxfp8 makes";
   return std::nullopt;

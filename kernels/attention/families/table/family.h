@@ -24,7 +24,9 @@ class TableFamily : public AttentionFamily {
             .gradients_apart = false,
             .accumulates_gradients = true,
             .bias_with_gradients = true,
-            .reads_payloads = true};
+            .forward_qk = Fp8Form::kPayload,
+            .forward_v = Fp8Form::kPayload,
+            .backward = Fp8Form::kPayload};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override;
   std::unique_ptr<BlockAsker> AskBlocks() const override;

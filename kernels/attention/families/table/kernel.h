@@ -72,6 +72,10 @@ class TableKernel : public AttentionKernel {
     return Has(CPPOOL_ATTENTION_LSE_BASE2) || Has(CPPOOL_ATTENTION_LSE_HEADS_FIRST);
   }
 
+  bool WritesPayload(const ForwardArgs& args) const {
+    return args.p_scale != 0 && Has(CPPOOL_ATTENTION_FP8_OUT);
+  }
+
   std::vector<Prepared> Prepare(const PassCalls& pass);
   Buffer Upload(const std::vector<std::int32_t>& tables, cppool_stream stream);
   // One for all plans, whose calls are on one stream.
@@ -93,6 +97,8 @@ class TableKernel : public AttentionKernel {
   void* OwnLse(const BlockCall& call, const KernelShape& shape, float* scratch) const;
 
   void RunForward(const TablePlan& plan, const BlockCall& call, bool fp32, const ForwardArgs& args,
+                  TensorOut out, float* lse, const Scratch& scratch, cppool_stream stream);
+  void RunForward(const TablePlan& plan, const Layer& layer, bool fp32, const ForwardArgs& args,
                   TensorOut out, float* lse, const Scratch& scratch, cppool_stream stream);
   void RunBackward(const TablePlan& plan, const BlockCall& call, bool fp32, const BackwardArgs& args,
                    const TensorOut& dq, const TensorOut& dk, const TensorOut& dv, const Scratch& scratch,

@@ -116,6 +116,17 @@ void TableKernel::RunForward(const TablePlan& plan, const BlockCall& call, bool 
     CopyValues({kMaxLogit, data[kMaxLogit], rows_of(scratch.row_max)}, false, plan, form, call, stream);
 }
 
+void TableKernel::RunForward(const TablePlan& plan, const Layer& layer, bool fp32, const ForwardArgs& args,
+                             TensorOut out, float* lse, const Scratch& scratch, cppool_stream stream) {
+  const bool payload = WritesPayload(args);
+  const TensorOut written = payload ? TensorOut{scratch.out_payload, Dtype::kE4M3} : out;
+  for (const BlockCall& call : layer.calls) RunForward(plan, call, fp32, args, written, lse, scratch, stream);
+  const KernelShape& shape = plan.request.shape;
+  if (payload)
+    ops_->fp8().Dequantize(*plan.tokens, std::int64_t{shape.heads} * shape.dim_v,
+                           {written.data, written.dtype, args.v.scale}, out, stream);
+}
+
 void TableKernel::Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) {
   const auto& plan = static_cast<const TablePlan&>(*args.plan);
   const PassCalls& pass = plan.block.forward;
@@ -128,12 +139,11 @@ void TableKernel::Forward(const KernelShape& shape, const ForwardArgs& args, cpp
   };
   if (args.first && args.last && !args.softmax_offset && pass.layers.size() == 1 &&
       pass.layers[0].every_query) {
-    for (const BlockCall& call : pass.layers[0].calls)
-      RunForward(plan, call, false, args, args.out, args.lse, scratch, stream);
+    RunForward(plan, pass.layers[0], false, args, args.out, args.lse, scratch, stream);
     raise_max_logit();
     return;
   }
-  const TensorOut part{scratch.out, pass.fp32 ? Dtype::kFp32 : shape.dtypes.out};
+  const TensorOut part{scratch.out, pass.fp32 && !WritesPayload(args) ? Dtype::kFp32 : shape.dtypes.out};
   MergeArgs merge;
   merge.rows = plan.tokens.get();
   merge.heads = shape.heads;
@@ -148,8 +158,7 @@ void TableKernel::Forward(const KernelShape& shape, const ForwardArgs& args, cpp
     const Layer* layer = i < pass.layers.size() ? &pass.layers[i] : nullptr;
     if (!layer || !layer->every_query) ops_->Fill(scratch.lse, kNone, plan.rows_q * shape.heads, stream);
     if (layer) {
-      for (const BlockCall& call : layer->calls)
-        RunForward(plan, call, pass.fp32, args, part, scratch.lse, scratch, stream);
+      RunForward(plan, *layer, pass.fp32, args, part, scratch.lse, scratch, stream);
       raise_max_logit();  // the next layer writes the same rows
     }
     merge.first = args.first && i == 0;

@@ -29,6 +29,7 @@ Scratch::Scratch(const KernelRequest& request, std::int64_t rows_q, std::int64_t
   take(lse, vectors_q);
   take(out, vectors_q * shape.dim_v);
   take(out_sum, vectors_q * shape.dim_v);
+  if (request.fp8) take(out_payload, vectors_q * shape.dim_v / 4);
   if (request.max_logit) {
     take(row_max, vectors_q);
     take(packed_max, vectors_q);

@@ -17,6 +17,7 @@ struct Scratch {
   // The forward pass uses these.
   void* out = nullptr;          // [rows_q, heads, dim_v]
   float* out_sum = nullptr;     // the same, fp32
+  void* out_payload = nullptr;  // the same in E4M3, in fp8
   float* lse = nullptr;         // [rows_q, heads]
   float* packed_lse = nullptr;  // as many
   float* row_max = nullptr;     // likewise, with max_logit

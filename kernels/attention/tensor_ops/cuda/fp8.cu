@@ -4,6 +4,7 @@
 //
 // Casts have the same bits as on the host: the products are __fmul_rn, so that no compiler flag makes them
 // anything else, and NaN keeps its sign, which a multiplication on a GPU would drop.
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/attention/tensor_ops/cuda/launch.h"
 
 #include <algorithm>
@@ -241,6 +242,42 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// A thread block moves 64 slots of 64 dims, x and y of the grid, of head z through shared memory, 4 bytes at
+// a time: of a token's dims where it reads, of a dim's slots where it writes.
+__global__ void __launch_bounds__(kThreads)
+    TransposeKernel(RowView slots, int heads, int dim, const std::uint8_t* from, std::uint8_t* to) {
+  constexpr int kPitch =
+      65;  // of a token's 64 dims: threads that write neighbouring dims use different banks
+  __shared__ std::uint8_t tile_bytes[kSlotTile * kPitch + 3];
+  const RowTile tile = slots.tiles[blockIdx.x];
+  const int first_dim = static_cast<int>(blockIdx.y) * 64, head = static_cast<int>(blockIdx.z);
+  for (int i = static_cast<int>(threadIdx.x); i < kSlotTile * 16; i += kThreads) {
+    const int token = i / 16, four = i % 16 * 4;
+    std::uint32_t bytes = 0;
+    if (token < tile.length) {
+      const std::int64_t at =
+          ((tile.row + std::int64_t{token} * slots.step) * heads + head) * dim + first_dim + four;
+      bytes = *reinterpret_cast<const std::uint32_t*>(from + at);
+    }
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+      tile_bytes[token * kPitch + four + b] = static_cast<std::uint8_t>(bytes >> (8 * b));
+  }
+  __syncthreads();
+  const std::int64_t all = std::int64_t{slots.count} * kSlotTile;
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * (kSlotTile / 4); i += kThreads) {
+    const int of_dim = i / (kSlotTile / 4), slot = i % (kSlotTile / 4) * 4;
+    std::uint32_t bytes = 0;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const int token = (slot + b) / 16 * 16 + TokenOfSlot((slot + b) % 16);
+      bytes |= std::uint32_t{tile_bytes[token * kPitch + of_dim]} << (8 * b);
+    }
+    const std::int64_t line = std::int64_t{head} * dim + first_dim + of_dim;
+    *reinterpret_cast<std::uint32_t*>(to + line * all + std::int64_t{blockIdx.x} * kSlotTile + slot) = bytes;
+  }
+}
+
 bool Aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
@@ -340,6 +377,19 @@ void LaunchDequantizeBlocks(const RowView& blocks, MxAxis axis, int heads, int d
   CheckCuda(cudaGetLastError(), "launching the dequantization of blocks");
 }
 
+void LaunchTranspose(const RowView& slots, int heads, int dim, TensorRef payload, std::uint8_t* to,
+                     cudaStream_t stream) {
+  ExpectPayload(payload.dtype);
+  if (dim % 64 != 0 || !Aligned(payload.data, 4) || !Aligned(to, 4))
+    throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: a payload that cannot be transposed");
+  if (slots.count == 0) return;
+  const dim3 grid(static_cast<unsigned>(slots.count), static_cast<unsigned>(dim / 64),
+                  static_cast<unsigned>(heads));
+  TransposeKernel<<<grid, kThreads, 0, stream>>>(slots, heads, dim,
+                                                 static_cast<const std::uint8_t*>(payload.data), to);
+  CheckCuda(cudaGetLastError(), "launching the transposition of a payload");
+}
+
 void LoadFp8Kernels() {
   const auto load = [](auto* function) {  // reading its attributes loads a function
     cudaFuncAttributes attributes;
@@ -359,6 +409,7 @@ void LoadFp8Kernels() {
   load(&CastTokenBlocksKernel<2>);
   load(&DequantizeBlocksKernel<1>);
   load(&DequantizeBlocksKernel<8>);
+  load(&TransposeKernel);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -1,3 +1,4 @@
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/attention/tensor_ops/cuda/launch.h"
 #include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 
@@ -47,6 +48,15 @@ class CudaFp8Ops : public Fp8Ops {
   void DequantizeBlocks(const TokenRows& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
                         TensorOut to, cppool_stream stream) override {
     LaunchDequantizeBlocks(ViewOf(blocks), axis, heads, dim, from, to, AsCuda(stream));
+  }
+
+  std::unique_ptr<TokenRows> Slots(const Layout& layout, cppool_stream stream) override {
+    return std::make_unique<CudaTokenRows>(rt_, SlotTilesOf(layout), layout.row_step, stream);
+  }
+
+  void Transpose(const TokenRows& slots, int heads, int dim, TensorRef payload, std::uint8_t* to,
+                 cppool_stream stream) override {
+    LaunchTranspose(ViewOf(slots), heads, dim, payload, to, AsCuda(stream));
   }
 
  private:

@@ -71,6 +71,9 @@ void LaunchCastBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, Te
                       const MxTensor& to, cudaStream_t stream);
 void LaunchDequantizeBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
                             TensorOut to, cudaStream_t stream);
+// `slots` has a tile for each kSlotTile slots.
+void LaunchTranspose(const RowView& slots, int heads, int dim, TensorRef payload, std::uint8_t* to,
+                     cudaStream_t stream);
 
 // Each loads the kernels of one of these files on the current device, so that no call waits for it.
 void LoadHeadKernels();

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/attention/tensor_ops/host/tensor_ops.h"
 #include "kernels/attention/tensor_ops/host/token_rows.h"
 #include "kernels/numerics/fp8.h"
@@ -166,6 +167,28 @@ class HostFp8Ops : public Fp8Ops {
                          out[at] = FloatToBF16(E4M3ToFloat(from.payload[at]) * power);
                        }
                      });
+    });
+  }
+
+  std::unique_ptr<TokenRows> Slots(const Layout& layout, cppool_stream stream) override {
+    return std::make_unique<HostTokenRows>(runtime_, stream, SlotTilesOf(layout), layout.row_step);
+  }
+
+  void Transpose(const TokenRows& slots, int heads, int dim, TensorRef payload, std::uint8_t* to,
+                 cppool_stream stream) override {
+    Enqueue(runtime_, stream, [=, &table = TableOf(slots)] {
+      const auto* from = static_cast<const std::uint8_t*>(payload.data);
+      const std::int64_t columns = std::int64_t{heads} * dim;
+      const auto all = static_cast<std::int64_t>(table.tiles.size()) * kSlotTile;
+      for (std::int64_t slot = 0; slot < all; ++slot) {
+        const RowTile& tile = table.tiles[static_cast<std::size_t>(slot / kSlotTile)];
+        const std::int64_t token = slot % kSlotTile / 16 * 16 + TokenOfSlot(static_cast<int>(slot % 16));
+        for (std::int64_t column = 0; column < columns; ++column) {
+          to[column * all + slot] = token < tile.length
+                                        ? from[(tile.row + token * table.step) * columns + column]
+                                        : std::uint8_t{0};
+        }
+      }
     });
   }
 

@@ -23,6 +23,13 @@ namespace cppool::kernels {
 
 class TensorOps;
 
+// The form of an operand that is fp8. Its scale is beside it.
+enum class Fp8Form {
+  kValues,      // in bf16, which holds them exactly
+  kPayload,     // as it is moved
+  kTransposed,  // a payload as [heads][dim][slots], see problem/transposed.h
+};
+
 // What the kernels of a request do beyond one block by itself. Schedules read these and use a general way
 // without them, so a kernel that has none runs under every schedule.
 //
@@ -45,9 +52,9 @@ struct Capabilities {
   bool splits_keys = false;
   // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
   bool bias_with_gradients = false;
-  // Reads payloads of fp8 with one scale for each tensor. Without it their values come in bf16, with the
-  // scale beside them.
-  bool reads_payloads = false;
+  // In what form operands of fp8 with one scale for each tensor are read; those in blocks are always values.
+  // kPayload for q and k of the forward pass: its products are of payloads, too, unless it is a library's.
+  Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
 };
 
 // Asks a family about blocks of queries and keys, without a device. Remembers what it can use again.

@@ -101,8 +101,7 @@ struct ArrivingKeys {
 // A family without Capabilities::continues_softmax is called with first = last = true and no softmax offset.
 struct ForwardArgs {
   const BlockPlan* plan = nullptr;
-  TensorRef
-      q;  // [rows_q, heads, dim_qk]; of fp8 payloads: values in bf16 (or see reads_payloads), and their scale
+  TensorRef q;                   // [rows_q, heads, dim_qk]; in fp8 of a form of Capabilities, with its scale
   TensorRef k;                   // [rows_kv, kv_heads, dim_qk]
   TensorRef v;                   // [rows_kv, kv_heads, dim_v]
   float* accumulator = nullptr;  // [rows_q, heads, dim_v]; may be NULL when first and last

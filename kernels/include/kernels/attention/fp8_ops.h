@@ -74,6 +74,13 @@ class Fp8Ops {
   // to, bf16, = payload times the power of two: exact but below 2^-126, where bf16 has fewer digits.
   virtual void DequantizeBlocks(const TokenRows& blocks, MxAxis axis, int heads, int dim,
                                 const MxTensor& from, TensorOut to, cppool_stream) = 0;
+
+  // The slots of a layout's tokens (problem/transposed.h), as rows for Transpose. As TensorOps::Rows.
+  virtual std::unique_ptr<TokenRows> Slots(const Layout& layout, cppool_stream) = 0;
+  // to, [heads][dim][slots] = the bytes of a payload [rows, heads, dim]; 0 in slots of no token. dim is a
+  // multiple of 64.
+  virtual void Transpose(const TokenRows& slots, int heads, int dim, TensorRef payload, std::uint8_t* to,
+                         cppool_stream) = 0;
 };
 
 }  // namespace cppool::kernels

@@ -9,6 +9,13 @@ enum class ScalingMode {
   kMxfp8,    // a power of two for each block of 32 (OCP microscaling formats, E8M0)
 };
 
+// What multiplies operands that are quantized with one scale for each tensor.
+enum class Fp8Products {
+  kAuto,    // kNative where the kernels have it
+  kNative,  // 8-bit tensor cores, in the passes that have them: today the forward pass
+  kBf16,    // 16-bit ones, which hold the values of payloads exactly
+};
+
 // The 16-bit side is bf16.
 struct Fp8Recipe {
   ScalingMode scaling_mode = ScalingMode::kDelayed;
@@ -17,6 +24,7 @@ struct Fp8Recipe {
                        // dQ, dK, dV
   bool bwd = false;    // `fp8_bwd`: the backward pass is fp8, too
   bool f16_o = false;  // `f16_O`: O that the backward pass gets is 16-bit
+  Fp8Products products = Fp8Products::kAuto;
   bool operator==(const Fp8Recipe&) const = default;
 };
 

@@ -86,6 +86,7 @@ struct GradientTerms {
   // dq and dk, where their terms do not cancel, are about this times as large as out and dv of the same
   // block; dbias: as the sum of a query's squared probabilities.
   double of_values = 0;
+  bool of_payloads = false;  // logits may be products of 8-bit tensor cores
 };
 
 // A comparison of no elements never holds: a caller with nothing to compare should not ask.

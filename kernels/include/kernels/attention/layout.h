@@ -42,6 +42,9 @@ Layout RankLayout(QkvFormat format, const Sequences& sequences, int world_size, 
 // Rows that hold no token, ascending.
 std::vector<std::int64_t> PaddingRows(const Layout& layout);
 
+// Joins neighbouring segments that continue each other in rows and positions: runs of tokens.
+std::vector<Segment> Joined(const Layout& layout);
+
 // Counts the visible (query, key) pairs per head.
 std::int64_t CountPairs(const Layout& query, const Layout& key, const std::vector<Band>& bands);
 

@@ -523,6 +523,21 @@ TEST_CASE(
         Approx(1));
   CHECK(JudgeBlock(CheckedTensor::kLse, Dtype::kBf16, Block(0.025, 0, 0, 0), &plain, nullptr, {}) ==
         Approx(1).epsilon(1e-3));
+  // Sums of products of payloads have fewer bits.
+  GradientTerms payloads;
+  payloads.of_payloads = true;
+  CHECK(JudgeBlock(CheckedTensor::kLse, Dtype::kBf16, Block(0, 10 * 0x1p-11, 9, 10), nullptr, nullptr,
+                   payloads) == Approx(1));
+  for (const CheckedTensor tensor : {CheckedTensor::kLse, CheckedTensor::kMaxLogit}) {
+    const std::vector<double> exact = {4, 3}, near = {4.0018, 3}, far = {4.0021, 3};
+    const auto ok = [&](const std::vector<double>& got, const GradientTerms& terms) {
+      const CompareStats plain = Stats(exact, exact);
+      return JudgeOracle(tensor, Dtype::kBf16, Stats(got, exact), plain, plain, terms).ok;
+    };
+    CHECK(ok(near, payloads));
+    CHECK_FALSE(ok(far, payloads));
+    CHECK_FALSE(ok(near, {}));
+  }
   // dbias sums terms of several heads or sequences.
   GradientTerms four;
   four.summed = 4;

@@ -5,15 +5,21 @@
 // Operations are counted as in the answer to a `run`: per visible pair and head, the two products of the
 // forward pass, 2 (dim_qk + dim_v), and the five of the backward pass, 2 (3 dim_qk + 2 dim_v), although
 // `sm80` makes seven. In fp8 P and dS are cast with one scale each, and the reference reads what operands
-// hold.
+// hold; where a family multiplies payloads, too, a second row has that. The FAMILY `cudnn` is the
+// kernel of libcppool_cudnn.so; what it has no backward pass for is timed forward alone.
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <span>
 
+#include "kernels/attention/families/table/family.h"
+#include "kernels/attention/kernel_library.h"
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/numerics/fp8.h"
 #include "tests/kernels/attention/families/cuda/reference.h"
 
@@ -137,7 +143,7 @@ double BiasAt(const Inputs& in, std::int64_t seqlen, int head, std::int64_t quer
 // The largest relative error of out, dq, dk and dv, each on a few rows. The reference for dk and dv uses lse
 // and delta of the kernels.
 double SampledError(const Problem& problem, const SpeedShape& speed, const Inputs& in, const Outputs& got,
-                    const Values& delta) {
+                    const Values& delta, bool trains) {
   const std::int64_t seqlen = speed.seqlen;
   const KernelShape& s = problem.shape;
   Sample out, dq, dk, dv;
@@ -193,7 +199,8 @@ double SampledError(const Problem& problem, const SpeedShape& speed, const Input
   }
   const double errors[] = {out.Error(), dq.Error(), dk.Error(), dv.Error()};
   double worst = 0;
-  for (const double error : errors) worst = error > worst || std::isnan(error) ? error : worst;
+  for (const double error : std::span(errors).first(trains ? 4 : 1))
+    worst = error > worst || std::isnan(error) ? error : worst;
   return worst;
 }
 
@@ -207,7 +214,7 @@ std::vector<float> OnGrid(std::vector<float> values, float (*round)(float)) {
 }
 
 // Returns whether the samples agree, or the family has no kernels for the shape.
-bool Measure(const Device& device, const char* family, const SpeedShape& speed) {
+bool Measure(const Device& device, const char* family, const SpeedShape& speed, Fp8Products products) {
   KernelShape shape;
   shape.dtypes = TensorDtypes(speed.dtype);
   shape.dim_qk = speed.dim_qk, shape.dim_v = speed.dim_v;
@@ -218,8 +225,16 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const Problem problem{shape, layout, layout, bands, speed.bias, {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
   KernelRequest request = RequestOf(problem);
-  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true};
-  if (device.family().Refusal(request)) return true;
+  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true, products};
+  const auto refused = [&] {
+    if (device.family().Refusal(request)) return true;
+    const auto asker = device.family().AskBlocks();
+    return asker && asker->Refusal(request, layout, layout, bands).has_value();
+  };
+  if (refused()) {
+    request.training = false;
+    if (!speed.fp8 || refused()) return true;
+  }
   AttentionKernel& kernel = device.kernel();
   kernel.Load(request);
   std::mt19937 random(1);
@@ -266,6 +281,37 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   forward.q = {q.get(), dtype, scale}, forward.k = {k.get(), dtype, scale};
   forward.v = {v.get(), dtype, scale};
   if (speed.fp8) forward.p_scale = PScale(*request.fp8);
+  const Capabilities can = device.family().capabilities(request);
+  const bool payloads = speed.fp8 && can.forward_qk == Fp8Form::kPayload,
+             transposes = speed.fp8 && can.forward_v == Fp8Form::kTransposed;
+  const auto payload = [&](const std::vector<float>& values) {
+    std::vector<std::uint8_t> bytes;
+    for (const float x : values) bytes.push_back(FloatToE4M3(x / kPayloadScale));
+    Buffer buffer(device.rt(), bytes.size(), device.stream());
+    Check(device.rt(),
+          device.rt()->copy(device.rt(), buffer.get(), bytes.data(), bytes.size(), device.stream()));
+    device.Wait();
+    return buffer;
+  };
+  const Buffer q8 = payloads ? payload(in.q) : Buffer(), k8 = payloads ? payload(in.k) : Buffer(),
+               v8 = payloads ? payload(in.v) : Buffer();
+  const auto slots = device.ops().fp8().Slots(layout, device.stream());
+  const Buffer transposed(
+      device.rt(), static_cast<std::size_t>(transposes ? SlotsOf(layout) * speed.kv_heads * speed.dim_v : 1),
+      device.stream());
+  const auto run_transpose = [&] {
+    device.ops().fp8().Transpose(*slots, speed.kv_heads, speed.dim_v, {v8.get(), Dtype::kE4M3},
+                                 transposed.get<std::uint8_t>(), device.stream());
+  };
+  if (payloads) {
+    forward.q = {q8.get(), Dtype::kE4M3, scale}, forward.k = {k8.get(), Dtype::kE4M3, scale};
+    forward.v = {v8.get(), Dtype::kE4M3, scale};
+  }
+  if (transposes) {
+    run_transpose();
+    forward.v.data = transposed.get();
+  }
+  forward.workspace = workspace.get();
   forward.out = {out.get(), dtype}, forward.lse = lse.get<float>();
   forward.bias = bias_args;
   BackwardArgs backward;
@@ -276,6 +322,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   if (speed.fp8) backward.casts = {PScale(*request.fp8), scale + 1};
   backward.lse = lse.get<float>(), backward.delta = delta.get<float>();
   backward.dq = {dq.get(), dtype}, backward.dk = {dk.get(), dtype}, backward.dv = {dv.get(), dtype};
+  backward.out = {out.get(), dtype};
   backward.workspace = workspace.get();
   BackwardArgs only_query = backward, only_key = backward, fixed = backward;
   fixed.plan = fixed_plan.get();
@@ -294,15 +341,16 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   };
   const auto run_backward = [&] { kernel.Backward(shape, backward, device.stream()); };
   const auto run_fixed = [&] { kernel.Backward(shape, fixed, device.stream()); };
-  const bool apart = device.family().capabilities(request).gradients_apart;
-  run_forward(), run_delta(), run_backward();
+  const bool apart = can.gradients_apart;
+  run_forward();
+  if (request.training) run_delta(), run_backward();
   device.Wait();
   const Outputs got{ToHost(device, out, in.dout.size(), dtype),
                     ToHost(device, lse, count(speed.heads, 1), Dtype::kFp32),
                     ToHost(device, dq, in.q.size(), dtype), ToHost(device, dk, in.k.size(), dtype),
                     ToHost(device, dv, in.v.size(), dtype)};
-  const double error =
-      SampledError(problem, speed, in, got, ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32));
+  const double error = SampledError(
+      problem, speed, in, got, ToHost(device, delta, count(speed.heads, 1), Dtype::kFp32), request.training);
   const bool good = error < (speed.fp8 ? 0.08 : dtype == Dtype::kBf16 ? 1e-2 : 2e-3);  // false for NaN
 
   Timer timer;
@@ -310,6 +358,13 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   const double of_dim = 2.0 * static_cast<double>(plan->pairs()) * speed.heads;  // operations of a product
   const double operations = of_dim * (speed.dim_qk + speed.dim_v);
   const auto [forward_ms, forward_spread] = timer.Median(stream, run_forward);
+  if (!request.training) {
+    std::printf("%-5s %-25s forward %7.3f ms (+-%.3f) %4.0f TFLOP/s | error %.1e %s | of payloads\n", family,
+                speed.name, forward_ms, forward_spread, operations / forward_ms * 1e-9, error,
+                good ? "ok" : "WRONG");
+    std::fflush(stdout);
+    return good;
+  }
   const auto [delta_ms, delta_spread] = timer.Median(stream, run_delta);
   const auto [all_ms, all_spread] = timer.Median(stream, run_backward);
   const auto rate = [&](float ms) { return of_dim * (3 * speed.dim_qk + 2 * speed.dim_v) / ms * 1e-9; };
@@ -324,6 +379,12 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed) 
   } else {
     const float fixed_ms = delta_ms + timer.Median(stream, run_fixed).first;
     std::printf(" | deterministic %.3f ms %.0f TFLOP/s\n", fixed_ms, rate(fixed_ms));
+  }
+  if (transposes) {
+    const auto [transpose_ms, transpose_spread] = timer.Median(stream, run_transpose);
+    std::printf(
+        "%-5s %-25s the forward pass above with products of payloads; transposition of v %.3f ms (+-%.3f)\n",
+        family, speed.name, transpose_ms, transpose_spread);
   }
   if (dbias) {
     const auto [bias_ms, bias_spread] = timer.Median(stream, run_bias);
@@ -340,16 +401,24 @@ int main(int argc, char** argv) {
   using namespace cppool::kernels;
   try {
     bool good = true;
-    for (const AttentionFamily* family : AttentionFamilies("cuda")) {
-      if (argc > 2 && std::strcmp(family->name(), argv[2]) != 0) continue;
-      const test::Device device(*family);
+    const auto measure = [&](const char* name, const AttentionFamily& family,
+                             const std::vector<Fp8Products>& of_fp8) {
+      if (argc > 2 && std::strcmp(name, argv[2]) != 0) return;
+      const test::Device device(family);
       for (const auto& shape : test::kShapes) {
-        if (argc < 2 || std::strstr(shape.name, argv[1]))
-          good = test::Measure(device, family->name(), shape) && good;
+        if (argc > 1 && !std::strstr(shape.name, argv[1])) continue;
+        for (const Fp8Products products : shape.fp8 ? of_fp8 : std::vector{Fp8Products::kAuto})
+          good = test::Measure(device, name, shape, products) && good;
       }
+    };
+    for (const AttentionFamily* family : AttentionFamilies("cuda"))
+      measure(family->name(), *family, {Fp8Products::kBf16, Fp8Products::kNative});
+    if (argc > 2 && std::strcmp(argv[2], "cudnn") == 0) {
+      const KernelLibrary library(dlopen(CudnnModule().c_str(), RTLD_NOW | RTLD_LOCAL), CudnnModule());
+      measure("cudnn", table::TableFamily(library.Find("cudnn", "cuda")), {Fp8Products::kAuto});
     }
     return good ? 0 : 1;
-  } catch (const cppool::kernels::RuntimeError& error) {
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "attention_speed: %s\n", error.what());
     return 2;
   }

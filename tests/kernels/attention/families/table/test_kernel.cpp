@@ -52,6 +52,10 @@ class View {
   void Write(std::int64_t at, double value) const {
     if (t_.bits == 32) {
       static_cast<float*>(t_.data)[at] = static_cast<float>(value);
+    } else if (t_.bits == 8) {
+      static_cast<std::uint8_t*>(t_.data)[at] =
+          kernels::FloatToE4M3(static_cast<float>(value) /
+                               (Is(Fault::kNoOutScale) ? 1 : *static_cast<const float*>(t_.scale->data)));
     } else {
       static_cast<std::uint16_t*>(t_.data)[at] =
           t_.code == CPPOOL_DL_BFLOAT ? kernels::DoubleToBF16(value) : kernels::DoubleToFP16(value);
@@ -139,6 +143,8 @@ cppool_status Supports(const cppool_attention_call* call, char* why, std::size_t
   const cppool_attention_tensors& t = *call->tensors;
   if (!Readable(t.q) || !Readable(t.out)) reason = "no such dtype";
   if (t.out->bits == 32 && !(table.features & CPPOOL_ATTENTION_FP32_RESULTS)) reason = "no fp32 results";
+  const bool fp8_out = call->p_scale != 0 && !call->backward && (table.features & CPPOOL_ATTENTION_FP8_OUT);
+  if ((t.out->bits == 8) != fp8_out) reason = "out is to be in another dtype";
   if ((table.features & CPPOOL_ATTENTION_LSE_HEADS_FIRST) && t.lse->strides[2] != 1)
     reason = "lse is not packed";
   const auto unasked = [&](const cppool_tensor* tensor, std::uint32_t feature) {

@@ -41,6 +41,7 @@ struct Behaviour {
     kKeepsInputs,       // k of the first call at an address is used for the later ones
     kKeepsMaximum,      // max_logit holds the largest logit of all rows so far, as one accumulator would
     kNoScale,           // reads fp8 payloads without their scales
+    kNoOutScale,        // writes them without
     kPStays,            // does not round P to fp8
     kDrifts,            // each call's results differ from the last one's in a bit
   };

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/attention/fp8_ops.h"
+#include "kernels/attention/problem/transposed.h"
 #include "kernels/half.h"
 #include "kernels/numerics/fp8.h"
 #include "tests/catch.h"
@@ -95,6 +96,31 @@ TEST_CASE("casts with a scale have the host's bits: every bf16 and fp16 value, a
                                 {payload.get(), format}, side.stream());
           return side.Download<std::uint8_t>(payload);
         });
+      }
+    }
+  }
+}
+
+TEST_CASE("transposed payloads have the host's bits, whose tokens are where the products read them") {
+  if (!HaveDevice()) return;
+  const Side cuda = CudaSide(), host = HostSide();
+  for (const std::int64_t rows : {1, 63, 700}) {
+    const Layout layout = Chunked(rows);
+    for (const int dim : {64, 128, 256}) {
+      for (const int heads : {1, 3}) {
+        CAPTURE(rows, dim, heads);
+        std::mt19937 random(2);
+        Bytes payload(static_cast<std::size_t>(layout.rows * heads * dim));
+        for (std::uint8_t& each : payload) each = static_cast<std::uint8_t>(random());
+        const auto on = [&](const Side& side) {
+          const Buffer from = side.Upload(payload);
+          const Buffer to = side.Poisoned(static_cast<std::size_t>(SlotsOf(layout) * heads * dim));
+          const auto slots = side.ops().fp8().Slots(layout, side.stream());
+          side.ops().fp8().Transpose(*slots, heads, dim, {from.get(), Dtype::kE4M3}, to.get<std::uint8_t>(),
+                                     side.stream());
+          return side.Download<std::uint8_t>(to);
+        };
+        CHECK(Difference(on(cuda), on(host)) == "");
       }
     }
   }

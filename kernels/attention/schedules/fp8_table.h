@@ -1,0 +1,63 @@
+// What is fp8 in a recipe: for each operand of a product the tensor that it is made of, its format, the axis
+// of its blocks, and the passes that read it. All that quantizes, moves, stores or lists operands goes
+// through it.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "kernels/attention/fp8_recipe.h"
+#include "kernels/attention/schedule.h"
+
+namespace cppool::kernels {
+
+// Passes of a case; the forward pass is fp8 in every recipe.
+enum Fp8Pass : unsigned { kForwardPass = 1, kBackwardPass = 2, kBackwardPass16 = 4 };
+
+struct Fp8Operand {
+  Operand operand;
+  InputTensor tensor;
+  const char* name;  // of its memory
+  Dtype format;
+  // Of its blocks, the one that the product sums over: cast where it is read, from a tensor that moves in 16
+  // bits. None: one scale for the tensor, cast before the schedule, which moves the payload.
+  std::optional<MxAxis> axis;
+  unsigned passes;
+
+  constexpr bool of_queries() const { return tensor == InputTensor::kQ || tensor == InputTensor::kDout; }
+  constexpr bool of_v() const { return tensor == InputTensor::kV || tensor == InputTensor::kDout; }
+};
+
+inline constexpr Fp8Operand kFp8ByTensor[] = {
+    {Operand::kQ, InputTensor::kQ, "q for kernels", Dtype::kE4M3, {}, 7},
+    {Operand::kK, InputTensor::kK, "k for kernels", Dtype::kE4M3, {}, 7},
+    {Operand::kV, InputTensor::kV, "v for kernels", Dtype::kE4M3, {}, 7},
+    {Operand::kDout, InputTensor::kDout, "dout for kernels", Dtype::kE5M2, {}, kBackwardPass},
+};
+
+inline constexpr Fp8Operand kFp8InBlocks[] = {
+    {Operand::kQ, InputTensor::kQ, "q for kernels", Dtype::kE4M3, MxAxis::kDim, 7},
+    {Operand::kK, InputTensor::kK, "k for kernels", Dtype::kE4M3, MxAxis::kDim, 7},
+    {Operand::kV, InputTensor::kV, "v for kernels", Dtype::kE4M3, MxAxis::kTokens,
+     kForwardPass | kBackwardPass16},
+    {Operand::kQOfDk, InputTensor::kQ, "q for dk", Dtype::kE4M3, MxAxis::kTokens, kBackwardPass},
+    {Operand::kKOfDq, InputTensor::kK, "k for dq", Dtype::kE4M3, MxAxis::kTokens, kBackwardPass},
+    {Operand::kVOfDp, InputTensor::kV, "v for dP", Dtype::kE4M3, MxAxis::kDim, kBackwardPass},
+    {Operand::kDout, InputTensor::kDout, "dout for kernels", Dtype::kE4M3, MxAxis::kDim, kBackwardPass},
+    {Operand::kDoutOfDv, InputTensor::kDout, "dout for dv", Dtype::kE4M3, MxAxis::kTokens, kBackwardPass},
+};
+
+constexpr std::span<const Fp8Operand> Fp8TableOf(const Fp8Recipe& recipe) {
+  return InBlocks(recipe) ? std::span<const Fp8Operand>(kFp8InBlocks) : kFp8ByTensor;
+}
+
+constexpr Fp8Pass BackwardPassOf(const Fp8Recipe& recipe) {
+  return recipe.bwd ? kBackwardPass : kBackwardPass16;
+}
+
+// Those of a case.
+constexpr unsigned PassesOf(const Fp8Recipe& recipe, bool training) {
+  return kForwardPass | (training ? BackwardPassOf(recipe) : 0u);
+}
+
+}  // namespace cppool::kernels
