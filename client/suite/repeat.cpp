@@ -120,10 +120,18 @@ std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request
 }
 
 std::string Assignments(const PoolOptions& options) {
+  constexpr std::string_view kWord = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
   if (options.environment.empty()) return "";
   std::string text = "env ";
-  if (options.environment.front().first.starts_with("-")) text += "-- ";  // else it would be an option
-  for (const auto& [name, value] : options.environment) text += client::ShellQuote(name + "=" + value) + " ";
+  if (!options.python && options.environment.front().first.starts_with("-"))
+    text += "-- ";  // else it would be an option
+  for (const auto& [name, value] : options.environment) {
+    if (!options.python)
+      text += client::ShellQuote(name + "=" + value) + " ";
+    else if (name.find_first_not_of(kWord) == std::string::npos &&
+             !(name[0] >= '0' && name[0] <= '9'))  // as of cases: the shell has the value, or asks for it
+      text += name + "=\"${" + name + "?}\" ";
+  }
   return text;
 }
 

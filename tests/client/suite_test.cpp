@@ -535,6 +535,12 @@ TEST_CASE("a command begins with the pool's variables, also with names that a sh
   CHECK(cppool::test::RunChild(Assignments(pool) + "printenv CPPOOL-A CPPOOL_B").output == "b c\nd\n");
   pool.environment = {{"-u", "CPPOOL_A"}, {"-i", "e"}};
   CHECK(cppool::test::RunChild(Assignments(pool) + "printenv -- -u -i").output == "CPPOOL_A\ne\n");
+  // Those of a pool that runs cases in Python are the user's: a command has no values of them.
+  pool.python = "python3";
+  pool.environment = {{"-u", "e"}, {"9A", "f"}, {"CPPOOL_A", "g"}};
+  CHECK(Assignments(pool) == "env CPPOOL_A=\"${CPPOOL_A?}\" ");
+  CHECK(cppool::test::RunChild("CPPOOL_A='h i'; " + Assignments(pool) + "printenv CPPOOL_A").output ==
+        "h i\n");
 }
 
 TEST_CASE("options of `cppool run` do not say all of a run: the rest is sent to a daemon as it is") {

@@ -180,6 +180,28 @@ def test_environment(pool):
     assert "value" not in pool.call(function("environment"), {"name": "OF_CASE"}).ranks[0].extra
 
 
+def test_values_of_the_environment_are_told_nowhere(tmp_path):
+    """Not in answers, repeat commands, timelines and logs, also where the case fails."""
+    value, trace = "the value of a secret", tmp_path / "trace.json"
+    lines = []
+    with cppool.Pool(2, python=True, backend="host", environment={"OF_POOL": value}, on_stderr=lines.append, log_level="debug") as pool:
+        for kind in ("thread", "exception", "abort"):
+            (tmp_path / kind).mkdir()
+            result = pool.call(function("fault"), {"folder": str(tmp_path / kind), "kind": kind}, env={"OF_CASE": value}, trace=trace)
+            assert 'OF_POOL="${OF_POOL?}"' in result.command
+            for text in (json.dumps(result.json), result.describe(), result.command, trace.read_text()):
+                assert value not in text, text
+        assert pool.call(function("environment"), {"name": "OF_POOL"}).ranks[0].extra["value"] == value
+    assert lines and value not in "\n".join(lines)
+
+
+def test_the_kernel_prefers_ranks_when_memory_is_short(pool, tmp_path):
+    (tmp_path / "of_rank.py").write_text("def score(): return open('/proc/self/oom_score_adj').read().strip()\n")
+    assert [rank.extra["value"] for rank in pool.call(f"{tmp_path}/of_rank.py:score").ranks] == ["500"] * 2
+    with open("/proc/self/oom_score_adj", encoding="ascii") as of_test, open(f"/proc/{pool.hello()['pid']}/oom_score_adj", encoding="ascii") as of_daemon:
+        assert of_test.read() == of_daemon.read() != "500\n"
+
+
 def polluting(tmp_path):
     file = tmp_path / "polluted.py"
     file.write_text("import sys\nsys.modules.setdefault('of_case', []).append(1)\n"  # what no snapshot knows
