@@ -90,7 +90,7 @@ TEST_CASE("one launch on the host has to be asked for, and is refused where it c
         "launches 'one': it is for cp_comm_type 'p2p' and 'all_gather'");
   CHECK(refused({{"transfers", "comm"}}) ==
         "launches 'one': keys then come by calls of the transport (transfers 'comm')");
-  CHECK(refused({{"dtype", "fp8"}}) ==
+  CHECK(refused({{"dtype", "fp8"}, {"fp8_dpa", true}}) ==
         "launches 'one': the kernels 'host' do not take keys that arrive while they run here");
   CHECK(run({{"launches", "two"}}).at("failure").at("kind") == "invalid_request");
 }
