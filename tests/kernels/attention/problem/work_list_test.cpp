@@ -221,6 +221,22 @@ TEST_CASE("Segments with consecutive rows and positions are joined to one range"
   CHECK(whole.ranges == std::vector<Range>{{0, 0, 4}, {8, 4, 8}, {4, 12, 4}});
 }
 
+TEST_CASE("Ranges are in the order of the blocks of keys, and none is in two") {
+  // The second block begins where the first one ends, in rows and in positions.
+  Layout key{{{0, 0, 4, 8}, {0, 4, 4, 0}, {0, 8, 4, 4}, {0, 12, 4, 12}}, 16, 1};
+  key.block_rows = 8;
+  const Layout query{{{0, 0, 16, 0}}, 16, 1};
+  WorkList list = BuildWorkList(Side::kQuery, query, key, {{-kOpen, kOpen}}, 16, true);
+  CHECK(list.ranges == std::vector<Range>{{8, 0, 4}, {0, 4, 8}, {12, 12, 4}});
+  OrderByBlock(list, key, false);
+  CHECK(list.ranges == std::vector<Range>{{0, 4, 8}, {8, 0, 4}, {12, 12, 4}});
+  OrderByBlock(list, key, true);
+  CHECK(list.ranges == std::vector<Range>{{8, 0, 4}, {12, 12, 4}, {0, 4, 8}});
+  key.block_rows = 4;
+  CHECK(BuildWorkList(Side::kQuery, query, key, {{-kOpen, kOpen}}, 16, true).ranges ==
+        std::vector<Range>{{8, 0, 4}, {0, 4, 4}, {4, 8, 4}, {12, 12, 4}});
+}
+
 TEST_CASE("Tiles are sorted by work, largest first, and tiles of equal work keep their order") {
   const Layout layout = GlobalLayout(QkvFormat::kBshd, UniformSequences(2, 12));
   const WorkList list = BuildWorkList(Side::kQuery, layout, layout, {{-kOpen, 0}, {-kOpen, 0}}, 4, true);

@@ -14,7 +14,9 @@
 #include <thread>
 
 #include "kernels/backend.h"
+#include "kernels/ring_transfers.h"
 #include "kernels/runtime.h"
+#include "kernels/runtime/host/rank.h"
 
 using namespace cppool::kernels;
 
@@ -180,18 +182,63 @@ void Collective(Scene& s) {
   s.End();
 }
 
+constexpr int kRanks = 4;
+Happened pushed[kRanks];  // by rank: its piece is with the next rank
+
+// Pushes `value` to the next rank, where it lands in `slot`, and says so.
+Arrivals Push(Scene& s, int& slot) {
+  const Group world = GetGroup(s.rt, CPPOOL_WORLD);
+  RingTransfers transfers;
+  transfers.into[0] = reinterpret_cast<std::byte*>(&slot);
+  RingPiece piece;
+  piece.to = (world.rank + 1) % world.size;
+  piece.parts[0] = {reinterpret_cast<const std::byte*>(&s.value), 0, 0, sizeof s.value, sizeof s.value, 1};
+  piece.stage = "pushed";
+  transfers.leaving = {piece};
+  transfers.arriving = {{(world.rank + world.size - 1) % world.size, "value"}};
+  const Arrivals arrivals =
+      static_cast<host::HostRank*>(s.rt->self)->StartRing(std::move(transfers), world.comm, s.first.get());
+  Enqueue(s.rt, s.first.get(), [rank = world.rank] { pushed[rank].Say(); });
+  return arrivals;
+}
+
+// A kernel reads a piece that another rank has pushed.
+void RingPieceRead(Scene& s) {
+  alignas(64) int slot = 0;
+  const Arrivals arrivals = Push(s, slot);
+  Enqueue(s.rt, s.second.get(), [&s, &slot, arrivals, from = (s.rt->rank + kRanks - 1) % kRanks] {
+    if (s.wait) arrivals.await(0);
+    pushed[from].Await();
+    slot += 1;
+  });
+  s.End();
+}
+
+// A piece is pushed to memory that its receiver has used on another stream.
+void RingMemoryUsed(Scene& s) {
+  alignas(64) int slot = 0;
+  Enqueue(s.rt, s.second.get(), [&] { slot = 1, s.happened.Say(); });
+  s.happened.Await();
+  if (s.wait) {
+    s.event.Record(s.second.get());
+    s.event.Wait(s.first.get());
+  }
+  const Arrivals arrivals = Push(s, slot);
+  Enqueue(s.rt, s.second.get(), [arrivals] { arrivals.await(0); });
+  s.End();
+}
+
 const std::map<std::string, void (*)(Scene&)> kScenarios{
-    {"write", Write},          {"other-event", OtherEvent},      {"allocated", Allocated},
-    {"released", Released},    {"allocator", Allocator},         {"destroyed", Destroyed},
-    {"recreated", Recreated},  {"communicators", Communicators}, {"new-communicator", NewCommunicator},
-    {"collective", Collective}};
+    {"write", Write},           {"other-event", OtherEvent},      {"allocated", Allocated},
+    {"released", Released},     {"allocator", Allocator},         {"destroyed", Destroyed},
+    {"recreated", Recreated},   {"communicators", Communicators}, {"new-communicator", NewCommunicator},
+    {"collective", Collective}, {"ring-piece", RingPieceRead},    {"ring-memory", RingMemoryUsed}};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const auto scenario = argc == 3 ? kScenarios.find(argv[1]) : kScenarios.end();
   if (scenario == kScenarios.end()) return 2;
-  constexpr int kRanks = 4;
   auto backend = CreateHostBackend(kRanks);
   std::vector<std::thread> threads;
   for (int r = 0; r < kRanks; ++r) {

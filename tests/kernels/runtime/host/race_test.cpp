@@ -20,7 +20,7 @@ Child Probe(const std::string& scenario, const std::string& wait) {
 TEST_CASE("host runtime under ThreadSanitizer: a missing wait is reported, and nothing else") {
   const std::string scenario =
       GENERATE("write", "other-event", "allocated", "released", "allocator", "destroyed", "recreated",
-               "communicators", "new-communicator", "collective");
+               "communicators", "new-communicator", "collective", "ring-piece", "ring-memory");
   CAPTURE(scenario);
   const Child with = Probe(scenario, "wait");
   if (with.output.find("FATAL: ThreadSanitizer") != std::string::npos) {
