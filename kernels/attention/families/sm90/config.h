@@ -125,7 +125,7 @@ struct NativeForwardTiling<64, 64> : NativeTiling<64, 64, 4, false, 2> {};
 template <>
 struct NativeForwardTiling<128, 128> : NativeTiling<128, 128, 4, true, 0> {};
 template <>
-struct NativeForwardTiling<128, 64> : NativeTiling<128, 64, 4, false, 2> {};
+struct NativeForwardTiling<128, 64> : NativeTiling<128, 64, 4, true, 2> {};
 template <>
 struct NativeForwardTiling<192, 128> : NativeTiling<192, 128, 3, true, 0> {};
 

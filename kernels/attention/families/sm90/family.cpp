@@ -1,7 +1,5 @@
 #include "kernels/attention/families/sm90/family.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -12,158 +10,23 @@
 
 #include <cppool/version.h>
 
-#include "kernels/attention/families/common/shape_table.h"
-#include "kernels/attention/families/sm90/backward.h"
-#include "kernels/attention/families/sm90/backward_list.h"
-#include "kernels/attention/families/sm90/bias_gradient.h"
-#include "kernels/attention/families/sm90/forward.h"
+#include "kernels/attention/families/sm90/choice.h"
 #include "kernels/attention/problem/transposed.h"
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
 namespace sm90 {
-
-ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Products products) {
-  if (products != Products::kPlain) {
-    if (bias) return {};
-    return products == Products::kFp8Native ? NativeForwardKernelOf(dim_qk, dim_v)
-                                            : Fp8ForwardKernelOf(dim_qk, dim_v);
-  }
-  const auto of = [&]<typename T>() {
-    return bias ? BiasedForwardKernelOf<T>(dim_qk, dim_v) : ForwardKernelOf<T>(dim_qk, dim_v);
-  };
-  if (dtype == Dtype::kBf16) return of.operator()<__nv_bfloat16>();
-  if (dtype == Dtype::kFp16) return of.operator()<__half>();
-  return {};
-}
-
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8) {
-  if (fp8) return bias ? BackwardKernelEntry{} : Fp8BackwardKernelOf(dim_qk, dim_v);
-  const auto of = [&]<typename T>() {
-    return bias ? BiasedBackwardKernelOf<T>(dim_qk, dim_v) : BackwardKernelOf<T>(dim_qk, dim_v);
-  };
-  if (dtype == Dtype::kBf16) return of.operator()<__nv_bfloat16>();
-  if (dtype == Dtype::kFp16) return of.operator()<__half>();
-  return {};
-}
-
-}  // namespace sm90
 namespace {
-
-sm90::ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, sm90::Products products) {
-  return sm90::ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, products);
-}
-sm90::BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape) {
-  return sm90::BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
-}
-sm90::BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, bool fp8) {
-  return sm90::BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, fp8);
-}
-
-// Whether a request's backward pass casts P and dS; its forward pass casts P in every recipe.
-bool CastsBackward(const KernelRequest& request) { return request.fp8 && request.fp8->bwd; }
-
-// Whether a request's forward pass multiplies payloads.
-bool MultipliesPayloads(const KernelRequest& request) {
-  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products != Fp8Products::kBf16 &&
-         ForwardOf(request.shape, request.bias, sm90::Products::kFp8Native).tile_rows > 0;
-}
-
-// The request as the general family gets it, which has no products of payloads.
-KernelRequest ForGeneral(KernelRequest request) {
-  if (request.fp8) request.fp8->products = Fp8Products::kBf16;
-  return request;
-}
-
-sm90::ForwardKernelEntry ForwardOf(const KernelRequest& request) {
-  return ForwardOf(request.shape, request.bias,
-                   !request.fp8                  ? sm90::Products::kPlain
-                   : MultipliesPayloads(request) ? sm90::Products::kFp8Native
-                                                 : sm90::Products::kFp8Values);
-}
-// Casts of dS in blocks are the general family's.
-sm90::BackwardKernelEntry BackwardOf(const KernelRequest& request) {
-  if (CastsBackward(request) && InBlocks(*request.fp8)) return {};
-  return BackwardOf(request.shape, request.bias, CastsBackward(request));
-}
-
-// Whether a bias tensor, if there is one, has rows that begin where TMA can fetch: at multiples of 16 bytes.
-bool HasAlignedBias(const KernelRequest& request) {
-  return request.bias != BiasType::kPostScale || request.bias_extent.keys % 8 == 0;
-}
-
-bool HasForward(const KernelRequest& request) {
-  return HasAlignedBias(request) && ForwardOf(request).tile_rows > 0;
-}
-bool HasBiasGradient(const KernelRequest& request) {
-  return request.training && !CastsBackward(request) && request.bias == BiasType::kPostScale &&
-         HasAlignedBias(request) && request.bias_extent.query_stride != 0 &&
-         BiasGradientOf(request.shape).tile_rows > 0;
-}
-bool HasBackward(const KernelRequest& request) {
-  return request.training && HasAlignedBias(request) && BackwardOf(request).tile_keys > 0;
-}
-
-// Whether the general family may take part in a case of this request. With a bias the layouts decide, see
-// KeysAligned; the gradient of a bias that queries share is always the general family's, as is the step that
-// finds dS's scale.
-bool MayNeedGeneral(const KernelRequest& request) {
-  return request.bias == BiasType::kPostScale || !HasForward(request) ||
-         (request.training && (!HasBackward(request) || CastsBackward(request)));
-}
-
-// Whether TMA can fetch the bias of each range of keys, or of each tile, from its first key on.
-bool KeysAligned(const WorkList& list) {
-  return std::ranges::all_of(list.ranges,
-                             [](const Range& range) { return range.position % sm90::kBiasKeyStep == 0; });
-}
-bool KeysAligned(const sm90::BackwardList& list) {
-  return std::ranges::all_of(
-      list.tiles, [](const sm90::KeyTile& tile) { return tile.position % sm90::kBiasKeyStep == 0; });
-}
 
 // Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
-// Makes ranges begin at multiples of 16 of a run's tokens, as its slots do, and puts their first slots into
-// the upper halves of their rows. Keys that a range takes on are tokens of the same run, and outside of the
-// band.
-void AlignToSlots(WorkList& list, const Layout& keys) {
-  const std::vector<Segment> runs = Joined(keys);
-  std::vector<std::int64_t> first_slots;
-  std::int64_t slots = 0;
-  for (const Segment& run : runs) {
-    first_slots.push_back(slots);
-    slots += SlotsOfRun(run.length);
-  }
-  if (keys.rows > 0x7fffffff || slots > 0x7fffffff)
-    throw RuntimeError(CPPOOL_UNSUPPORTED, "a tensor of " + std::to_string(keys.rows) + " rows");
-  for (const Tile& tile : list.tiles) {
-    for (std::int32_t i = tile.range_begin; i < tile.range_end; ++i) {
-      Range& range = list.ranges[static_cast<std::size_t>(i)];
-      // The last run that does not begin behind the range.
-      const auto after =
-          std::ranges::upper_bound(runs, std::pair(tile.sequence, range.position), {},
-                                   [](const Segment& run) { return std::pair(run.sequence, run.position); });
-      const auto run = after - runs.begin() - 1;
-      const Segment& of = runs[static_cast<std::size_t>(run)];
-      const std::int32_t rest = (range.position - of.position) % 16;
-      range.row -= std::int64_t{rest} * keys.row_step;
-      range.position -= rest;
-      range.length += rest;
-      const std::int64_t slot = first_slots[static_cast<std::size_t>(run)] + range.position - of.position;
-      range.row |= slot << 32;
-    }
-  }
-}
-
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
 constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
-  return request.deterministic
-             ? static_cast<std::size_t>(blocks * request.shape.heads) * sm90::kTurns * sizeof(int)
-             : 0;
+  return request.deterministic ? static_cast<std::size_t>(blocks * request.shape.heads) * kTurns * sizeof(int)
+                               : 0;
 }
 
 // The work lists in device memory, with the launches' counters, and the general family's plan where it takes
@@ -172,7 +35,7 @@ class Plan : public BlockPlan {
  public:
   // `forward`, `backward`, `bias_gradient`: NULL when the general family does that.
   Plan(cppool_runtime* rt, const KernelRequest& request, const Layout& query, const Layout& key,
-       std::size_t sequences, const WorkList* forward, const sm90::BackwardList* backward,
+       std::size_t sequences, const WorkList* forward, const BackwardList* backward,
        const WorkList* bias_gradient, std::unique_ptr<BlockPlan> general, cppool_stream stream)
       : general_(std::move(general)),
         bias_(request.bias),
@@ -212,7 +75,7 @@ class Plan : public BlockPlan {
       backward_work_.busy_tiles = backward->busy_tiles;
       backward_work_.blocks_count = static_cast<int>(backward->blocks.size());
       std::int64_t steps = 0;
-      for (const sm90::KeyTile& tile : backward->tiles) {
+      for (const KeyTile& tile : backward->tiles) {
         const int blocks = tile.block_end - tile.block_begin;
         steps += blocks;
         backward_work_.most_blocks = std::max(backward_work_.most_blocks, blocks);
@@ -230,9 +93,9 @@ class Plan : public BlockPlan {
     Check(rt, rt->copy(rt, device_.get(), staging_.data(), staging_.size(), stream));
     work_.tiles = reinterpret_cast<const Tile*>(device_.at(tiles_at));
     work_.ranges = reinterpret_cast<const Range*>(device_.at(ranges_at));
-    backward_work_.tiles = reinterpret_cast<const sm90::KeyTile*>(device_.at(key_tiles_at));
-    backward_work_.blocks = reinterpret_cast<const sm90::QueryBlock*>(device_.at(blocks_at));
-    key_tile_biases_ = reinterpret_cast<const sm90::KeyTileBias*>(device_.at(key_biases_at));
+    backward_work_.tiles = reinterpret_cast<const KeyTile*>(device_.at(key_tiles_at));
+    backward_work_.blocks = reinterpret_cast<const QueryBlock*>(device_.at(blocks_at));
+    key_tile_biases_ = reinterpret_cast<const KeyTileBias*>(device_.at(key_biases_at));
     backward_schedule_ = reinterpret_cast<int*>(device_.at(state_at));
     bias_tiles_ = reinterpret_cast<const Tile*>(device_.at(bias_tiles_at));
     bias_ranges_ = reinterpret_cast<const Range*>(device_.at(bias_ranges_at));
@@ -247,13 +110,13 @@ class Plan : public BlockPlan {
   std::int64_t block_rows() const { return block_rows_; }  // of keys that arrive; 0: none do
   bool native() const { return native_; }                  // payloads are multiplied
   std::int64_t key_slots() const { return key_slots_; }
-  const sm90::WorkView& work() const { return work_; }
+  const WorkView& work() const { return work_; }
   int* schedule() const { return device_.get<int>(); }
-  const sm90::BackwardWork& backward_work() const { return backward_work_; }
+  const BackwardWork& backward_work() const { return backward_work_; }
   int* backward_schedule() const { return backward_schedule_; }
   std::size_t turn_bytes() const { return turn_bytes_; }
   BiasType bias() const { return bias_; }
-  const sm90::KeyTileBias* key_tile_biases() const { return key_tile_biases_; }
+  const KeyTileBias* key_tile_biases() const { return key_tile_biases_; }
   // Tiles of queries for the gradient of the bias, sorted by sequence; the index behind the last one of each
   // sequence that has any; none: nothing is seen.
   const Tile* bias_tiles() const { return bias_tiles_; }
@@ -262,8 +125,8 @@ class Plan : public BlockPlan {
   bool bias_gradient() const { return bias_gradient_; }
 
   // Describes the plan's bias or its gradient, for `heads` heads from the one at `data` on.
-  sm90::BiasTensor BiasTensorOf(const void* data, int heads, std::int64_t sequence_step,
-                                std::int64_t head_step, std::int64_t query_step) const {
+  BiasTensor BiasTensorOf(const void* data, int heads, std::int64_t sequence_step, std::int64_t head_step,
+                          std::int64_t query_step) const {
     return {data,
             sequence_step == 0 ? 1 : sequences_,
             head_step == 0 ? 1 : heads,
@@ -315,11 +178,11 @@ class Plan : public BlockPlan {
   bool bias_gradient_;
   std::vector<std::byte> staging_;  // the copy may still read it when the constructor returns
   Buffer device_;
-  sm90::WorkView work_{};
-  sm90::BackwardWork backward_work_{};
+  WorkView work_{};
+  BackwardWork backward_work_{};
   int* backward_schedule_ = nullptr;  // then the turns
   std::size_t turn_bytes_ = 0;
-  const sm90::KeyTileBias* key_tile_biases_ = nullptr;  // with a bias
+  const KeyTileBias* key_tile_biases_ = nullptr;  // with a bias
   const Tile* bias_tiles_ = nullptr;
   const Range* bias_ranges_ = nullptr;
   std::vector<int> bias_sequence_ends_;
@@ -349,16 +212,16 @@ class Sm90Kernel : public AttentionKernel {
     };
     std::optional<WorkList> forward, bias_gradient;
     if (HasForward(request)) {
-      forward = BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request).tile_rows, true,
-                              sm90::kGroupRows);
-      OrderByBlock(*forward, key, true);
+// Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
+constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
+
       if (MultipliesPayloads(request)) AlignToSlots(*forward, key);
     }
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
-    std::optional<sm90::BackwardList> backward;
+    std::optional<BackwardList> backward;
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request);
-      backward = sm90::BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
+      const BackwardKernelEntry entry = BackwardOf(request);
+      backward = BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
     }
     const bool has_bias = request.bias == BiasType::kPostScale;
     if (has_bias) {
@@ -373,14 +236,14 @@ class Sm90Kernel : public AttentionKernel {
     if (!forward ||
         (request.training && (!backward || CastsBackward(request) || (has_bias && !bias_gradient))))
       general = general_->Plan(ForGeneral(request), query, key, bands, stream);
-    return std::make_unique<cuda::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
+    return std::make_unique<sm90::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
                                         backward ? &*backward : nullptr,
                                         bias_gradient ? &*bias_gradient : nullptr, std::move(general),
                                         stream);
   }
 
   void Forward(const KernelShape& shape, const ForwardArgs& args, cppool_stream stream) override {
-    const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
+    const auto& plan = static_cast<const sm90::Plan&>(*args.plan);
     if (!plan.forward()) {
       ForwardArgs general = args;
       general.plan = General(plan);
@@ -388,7 +251,7 @@ class Sm90Kernel : public AttentionKernel {
       return;
     }
     if (plan.bias() == BiasType::kNone) RefuseBias(args.bias);
-    sm90::ForwardCall call;
+    ForwardCall call;
     call.bias = {BiasOf(shape, plan, args.bias), args.bias.alibi_slopes};
     call.scale = shape.scale;
     call.work = plan.work();
@@ -415,15 +278,15 @@ class Sm90Kernel : public AttentionKernel {
     call.last = args.last;
     call.fp8 = {args.q.scale, args.k.scale, args.v.scale, nullptr, nullptr, args.p_scale};
     call.all_slots = plan.key_slots();
-    const auto products = plan.native()       ? sm90::Products::kFp8Native
-                          : args.p_scale != 0 ? sm90::Products::kFp8Values
-                                              : sm90::Products::kPlain;
+    const auto products = plan.native()       ? Products::kFp8Native
+                          : args.p_scale != 0 ? Products::kFp8Values
+                                              : Products::kPlain;
     if (plan.native() != IsFp8(args.q.dtype)) Misused("operands of another form");
     ForwardOf(shape, plan.bias(), products).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
+    const auto& plan = static_cast<const sm90::Plan&>(*args.plan);
     const bool fp8 = args.casts.p_scale != 0;
     if (!plan.backward() || (fp8 && !args.casts.ds_scale)) {
       BackwardArgs general = args;
@@ -433,7 +296,7 @@ class Sm90Kernel : public AttentionKernel {
     }
     if (plan.bias() == BiasType::kNone) RefuseBias(args.bias);
     if (!args.query.wanted || !args.key.wanted) Misused("gradients of one side alone");
-    sm90::BackwardCall call;
+    BackwardCall call;
     call.scale = shape.scale;
     call.work = plan.backward_work();
     call.map = HeadMapOf(shape);
@@ -460,14 +323,14 @@ class Sm90Kernel : public AttentionKernel {
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
                     cppool_stream stream) override {
-    const auto& plan = static_cast<const cuda::Plan&>(*args.plan);
+    const auto& plan = static_cast<const sm90::Plan&>(*args.plan);
     if (!plan.bias_gradient()) {
       BackwardArgs general = args;
       general.plan = General(plan);
       general_->BackwardBias(shape, general, gradient, stream);
       return;
     }
-    sm90::BiasGradientCall call;
+    BiasGradientCall call;
     call.scale = shape.scale;
     call.ranges = plan.bias_ranges();
     call.query_step = plan.work().query_step, call.key_step = plan.work().key_step;
@@ -499,12 +362,12 @@ class Sm90Kernel : public AttentionKernel {
   static void RefuseBias(const BiasArgs& bias) {
     if (bias.tensor.data || bias.alibi_slopes) Misused("a bias with a plan for none");
   }
-  static sm90::BiasTensor BiasOf(const KernelShape& shape, const cuda::Plan& plan, const BiasArgs& bias) {
+  static BiasTensor BiasOf(const KernelShape& shape, const sm90::Plan& plan, const BiasArgs& bias) {
     if (!bias.tensor.data) return {};
     return plan.BiasTensorOf(bias.tensor.data, shape.heads, bias.batch_stride, bias.head_stride,
                              bias.query_stride);
   }
-  static const BlockPlan* General(const cuda::Plan& plan) {
+  static const BlockPlan* General(const sm90::Plan& plan) {
     if (!plan.general()) Misused("a plan that is for less than this call");
     return plan.general();
   }
@@ -563,9 +426,9 @@ class Family : public AttentionFamily {
       bytes += kScheduleBytes + WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
     }
     if (HasBackward(request)) {
-      const sm90::BackwardKernelEntry entry = BackwardOf(request);
-      bytes += kScheduleBytes + TurnBytes(request, sm90::CountBlocks(query, entry.block_rows)) +
-               sm90::BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
+      const BackwardKernelEntry entry = BackwardOf(request);
+      bytes += kScheduleBytes + TurnBytes(request, CountBlocks(query, entry.block_rows)) +
+               BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
     }
     if (HasBiasGradient(request)) {
       const int tile_rows = BiasGradientOf(request.shape).tile_rows;
@@ -582,9 +445,10 @@ class Family : public AttentionFamily {
 };
 
 }  // namespace
+}  // namespace sm90
 
 std::unique_ptr<const AttentionFamily> MakeSm90Family(const AttentionFamily& general) {
-  return std::make_unique<Family>(general);
+  return std::make_unique<sm90::Family>(general);
 }
 
 }  // namespace cppool::kernels::cuda

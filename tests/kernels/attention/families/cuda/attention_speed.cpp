@@ -225,7 +225,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed, 
   const Problem problem{shape, layout, layout, bands, speed.bias, {false, speed.bias_heads, true}};
   const Dtype dtype = speed.dtype;
   KernelRequest request = RequestOf(problem);
-  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true, products};
+  if (speed.fp8) request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, true, true, true, products};
   const auto refused = [&] {
     if (device.family().Refusal(request)) return true;
     const auto asker = device.family().AskBlocks();

@@ -225,18 +225,22 @@ double Apart(const std::vector<float>& got, const std::vector<float>& want) {
   return error == 0 ? 0 : std::sqrt(error / size);
 }
 
+// Of lse and the largest logits. Sums of products of payloads have 13 bits of their largest term: on an H100
+// lse was off by up to 8e-5 where it is about 10.
+double LogitLimit(const Fp8Case& c) { return c.native ? 5e-5 : 1e-5; }
+
 void ExpectAsOnHost(const Side& cuda, const Side& host, const Fp8Case& c, bool scale_ds = true) {
   CAPTURE(cuda.family().name(), c.dims.qk, c.dims.v, c.blocks, c.parts, c.bias, c.band.low, c.band.high,
           scale_ds);
   const Fp8Attention attention(c);
   const Results got = attention.Run(cuda, scale_ds), want = attention.Run(host, scale_ds);
   CHECK(Apart(got.out, want.out) < 0.035);
-  CHECK(Apart(got.lse, want.lse) < 1e-5);
+  CHECK(Apart(got.lse, want.lse) < LogitLimit(c));
   CHECK(Apart(got.dq, want.dq) < 0.015);
   CHECK(Apart(got.dk, want.dk) < 0.015);
   CHECK(Apart(got.dv, want.dv) < 0.015);
   CHECK(Apart(got.dbias, want.dbias) < 1e-3);
-  CHECK(Apart(got.max_logit, want.max_logit) < 1e-5);
+  CHECK(Apart(got.max_logit, want.max_logit) < LogitLimit(c));
   CHECK(Apart(got.amax_ds, want.amax_ds) < 1e-4);
 }
 
@@ -248,8 +252,8 @@ void ExpectNativeAsValues(const Side& cuda, Fp8Case c) {
   c.native = true;
   const Results got = Fp8Attention(c).Run(cuda, true);
   CHECK(Apart(got.out, want.out) < 0.004);
-  CHECK(Apart(got.lse, want.lse) < 1e-5);
-  CHECK(Apart(got.max_logit, want.max_logit) < 1e-5);
+  CHECK(Apart(got.lse, want.lse) < LogitLimit(c));
+  CHECK(Apart(got.max_logit, want.max_logit) < LogitLimit(c));
 }
 
 bool HasNative(const Side& cuda, Dims dims) {
