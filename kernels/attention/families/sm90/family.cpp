@@ -212,8 +212,8 @@ class Sm90Kernel : public AttentionKernel {
     };
     std::optional<WorkList> forward, bias_gradient;
     if (HasForward(request)) {
-// Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
-constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
+      // Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
+      constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
       if (MultipliesPayloads(request)) AlignToSlots(*forward, key);
     }
