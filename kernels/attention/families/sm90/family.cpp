@@ -212,9 +212,9 @@ class Sm90Kernel : public AttentionKernel {
     };
     std::optional<WorkList> forward, bias_gradient;
     if (HasForward(request)) {
-      // Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
-      constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
-
+      forward =
+          BuildWorkList(Side::kQuery, query, key, bands, ForwardOf(request).tile_rows, true, kGroupRows);
+      OrderByBlock(*forward, key, true);
       if (MultipliesPayloads(request)) AlignToSlots(*forward, key);
     }
     if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
