@@ -65,7 +65,9 @@ cppool_status Validate(cppool_validation* v) {
     // A library's kernels multiply what they like.
     if (spec.fp8 && !kernel) {
       const kernels::Capabilities can = family.capabilities(kernels::RequestOf(spec));
-      names["fp8_products"] = can.forward_qk == kernels::Fp8Form::kPayload ? "native" : "bf16";
+      const bool native = can.forward_qk == kernels::Fp8Form::kPayload;
+      names["fp8_products"] = native ? "native" : "bf16";
+      spec.fp8->products = native ? kernels::Fp8Products::kNative : kernels::Fp8Products::kBf16;
     }
     // A library's names may be any bytes.
     v->kernels(v, names.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());

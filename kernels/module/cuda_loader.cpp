@@ -16,7 +16,6 @@
 #include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
 #include "kernels/ring_transfers.h"
-#include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
 namespace {
@@ -198,14 +197,12 @@ Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {
 }
 
 std::optional<std::string> WhyNoRing(cppool_runtime* runtime) {
-  return OnHost(runtime->backend) ? static_cast<host::HostRank*>(runtime->self)->WhyNoRing()
-                                  : OpenCudaModule().why_no_ring(runtime);
+  return OnHost(runtime->backend) ? HostWhyNoRing(runtime) : OpenCudaModule().why_no_ring(runtime);
 }
 
 Arrivals StartRing(cppool_runtime* runtime, RingTransfers transfers, cppool_comm comm, cppool_stream stream) {
-  return OnHost(runtime->backend)
-             ? static_cast<host::HostRank*>(runtime->self)->StartRing(std::move(transfers), comm, stream)
-             : OpenCudaModule().start_ring(runtime, std::move(transfers), comm, stream);
+  return OnHost(runtime->backend) ? HostStartRing(runtime, std::move(transfers), comm, stream)
+                                  : OpenCudaModule().start_ring(runtime, std::move(transfers), comm, stream);
 }
 
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {

@@ -91,7 +91,8 @@ void TakeAll(std::string_view input) {
   daemon::AgentLink link(
       {0, "node", 1, std::move(said.socket)}, kPlace,
       {[&gone] { gone.set_value(); },
-       [](const std::string& text) { Require(IsUtf8(text), "what a fault writes is UTF-8"); }});
+       [](const std::string& text) { Require(IsUtf8(text), "what a fault writes is UTF-8"); },
+       [](const Json&) {}});
   link.Follow([](Json* frame) {
     if (frame != nullptr) Take(*frame);
   });

@@ -48,7 +48,7 @@ BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, bool fp8
 }
 
 bool MultipliesPayloads(const KernelRequest& request) {
-  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products != Fp8Products::kBf16 &&
+  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products == Fp8Products::kNative &&
          ForwardOf(request.shape, request.bias, Products::kFp8Native).tile_rows > 0;
 }
 
