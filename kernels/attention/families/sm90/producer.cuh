@@ -15,7 +15,9 @@ struct Item {
   int tile, head;
 };
 
+template <typename Config>
 __device__ __forceinline__ Item ItemOf(const ForwardParameters& p, int item) {
+  if constexpr (Config::kFp8) return {item / p.map.heads, item % p.map.heads};
   const int of_heads = p.work.busy_tiles * p.heads_at_once;  // the heads of all but the last group
   const int first = item / of_heads * p.heads_at_once;
   const int rest = item - first * p.work.busy_tiles, heads = min(p.heads_at_once, p.map.heads - first);
@@ -96,7 +98,7 @@ __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const
     ptx::Arrive(full);
     return;
   }
-  const Item at = ItemOf(p, item);
+  const Item at = ItemOf<Config>(p, item);
   const Tile& tile = p.work.tiles[at.tile];
   const int head = at.head;
   const int token = static_cast<int>(tile.row) / p.work.query_step;  // rows fit, see tensor_map.h
@@ -125,7 +127,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
   constexpr int kBlock = Config::kBlock;
   Ring<Config::kStages> ring;
   [[maybe_unused]] Ring<Config::kBias ? Config::kBiasStages : 1> bias_ring;
-  bool arrives = false;  // the range's block does
+  bool arrives = false;  // the range's block does; in fp8 none
   const auto produce_values = [&](const ptx::RowCoordinates& from) {
     ptx::Wait(shared.EmptyV(ring.stage), ring.parity ^ 1);
     ptx::ArriveExpecting(shared.FullV(ring.stage), Config::kValueBytes);
@@ -145,7 +147,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
   count = 0;
   ProduceQueries<Config>(p, shared, count, item);
   while (item < p.work.busy_tiles * p.map.heads) {
-    const Item of = ItemOf(p, item);
+    const Item of = ItemOf<Config>(p, item);
     const Tile& tile = p.work.tiles[of.tile];
     const int range_begin = tile.range_begin;
     const int kv_head = (p.map.head0 + of.head) / p.map.group - p.map.kv_head0;
@@ -154,7 +156,7 @@ __device__ __forceinline__ void Produce(const ForwardParameters& p, const Shared
     for (int i = tile.range_end - 1; i >= range_begin; --i) {
       const Range range = p.work.ranges[i];
       int row = static_cast<int>(range.row);
-      if (p.arriving.flags) {
+      if (!Config::kFp8 && p.arriving.flags) {
         const int block = row / p.arriving.block_rows;
         arrives = block > 0;
         if (arrives) {
