@@ -269,8 +269,8 @@ def test_ctrl_c_ends_the_wait_for_another_thread():
         thread = threading.Thread(target=lambda: results.append(pool.run(do("late", ms=3000))))
         thread.start()
         assert eventually(pool._handle.other_callers)
-        interrupt_after(0.2, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
+            interrupt_after(0.2, signal.SIGINT)
             pool.run(do("pass"))
         thread.join()
         assert results[0].ok  # the other thread's call is left alone

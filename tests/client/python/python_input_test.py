@@ -10,7 +10,7 @@ import sys
 import cppool
 import pytest
 
-from support import BUILD
+from support import BUILD, eventually, is_running
 
 CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
 
@@ -78,7 +78,10 @@ def test_an_environment_that_is_gone(tmp_path):
         assert pool.call(function("passes")).ok
         pid = pool.hello()["pid"]
         shutil.rmtree(environment)
-        os.kill(server_of(pid), signal.SIGKILL)
+        server = server_of(pid)
+        ranks = children_of(server)
+        os.kill(server, signal.SIGKILL)
+        assert eventually(lambda: not any(map(is_running, ranks)))
         result = pool.call(function("passes"))
         assert result.status == "error" and f"{environment}/bin/python" in result.error and "cannot be started" in result.error, result.describe()
         assert pool.hello()["pid"] == pid and pool.call(function("passes")).error == result.error
@@ -86,12 +89,13 @@ def test_an_environment_that_is_gone(tmp_path):
         assert pool.call(function("passes")).ok and pool.hello()["pid"] == pid
 
 
+def children_of(parent):
+    return [int(child) for task in os.listdir(f"/proc/{parent}/task") for child in pathlib.Path(f"/proc/{parent}/task/{task}/children").read_text().split()]
+
+
 def server_of(daemon):
-    for task in os.listdir(f"/proc/{daemon}/task"):
-        for child in pathlib.Path(f"/proc/{daemon}/task/{task}/children").read_text().split():
-            if "_ranks" in pathlib.Path(f"/proc/{child}/cmdline").read_text():
-                return int(child)
-    raise AssertionError("there is no fork server")
+    server, = [child for child in children_of(daemon) if "_ranks" in pathlib.Path(f"/proc/{child}/cmdline").read_text()]
+    return server
 
 
 # As the process sees itself after the driver has been started: a descriptor of a device.
