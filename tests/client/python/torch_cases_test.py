@@ -26,6 +26,8 @@ def pools(request, tmp_path_factory):
 
 @pytest.fixture(params=[1, 2, 4, 8])
 def pool(pools, request):
+    if request.param in (1, 8) and pools.at(2).hello().get("nodes"):
+        pytest.skip("one rank is not for two agents, and eight processes are those of one machine")
     return pools.at(request.param)
 
 
