@@ -13,7 +13,7 @@ import sys
 import time
 import unittest
 
-from machines_support import Case, Head
+from machines_support import Case, Head, Kills
 
 PYTHON = sys.executable if importlib.util.find_spec("pytest") else "/usr/bin/python3"  # with pytest
 CASES = """
@@ -110,7 +110,7 @@ class Worlds(Python):
             self.check_passes(head)
 
 
-class Failures(Python):
+class Failures(Kills, Python):
     def test_answers_are_those_of_one_machine_with_the_node(self):
         for kind in ("fails", "exits", "aborts", "stops", "hangs"):
             with self.subTest(kind):
@@ -182,6 +182,8 @@ class Failures(Python):
         do(head, nodes)
         return head, nodes
 
+    during = during_a_case
+
     def test_an_agent_is_killed(self):
         head, nodes = self.during_a_case(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL))
         answer = head.answer(10)
@@ -209,18 +211,6 @@ class Failures(Python):
         self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
         self.assertIn("the fork server was killed by signal 9", answer["error"])
         self.check_passes(head)
-
-    def test_the_head_is_killed(self):
-        head, _ = self.during_a_case(lambda head, nodes: head.process.kill())
-        head.end()
-        self.assertEqual(head.left, [])
-
-    def test_an_agent_is_killed_between_requests(self):
-        head = self.head()
-        nodes = head.nodes()
-        os.kill(nodes[0]["pid"], signal.SIGKILL)
-        self.assertEqual(head.process.wait(10), 3)
-        self.assertIn(f"node {nodes[0]['node']} (ranks 0 and 1) is lost", "".join(head.stderr))
 
 
 class Files(Python):

@@ -199,3 +199,18 @@ class Case(unittest.TestCase):
             file.write("#!/bin/sh\n" + text)
         os.chmod(path, 0o700)
         return path
+
+
+class Kills:
+    """Tests for threads and for Python processes alike. `during(do)` begins a case, calls do(head, nodes), and returns the head and more."""
+    def test_the_head_is_killed(self):
+        head = self.during(lambda head, nodes: head.process.kill())[0]
+        head.end()
+        self.assertEqual(head.left, [])
+
+    def test_an_agent_is_killed_between_requests(self):
+        head = self.head()
+        nodes = head.nodes()
+        os.kill(nodes[0]["pid"], signal.SIGKILL)
+        self.assertEqual(head.process.wait(10), 3)
+        self.assertIn(f"node {nodes[0]['node']} ({rank_list(0, self.world_size // 2)}) is lost", "".join(head.stderr))

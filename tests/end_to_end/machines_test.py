@@ -14,7 +14,7 @@ import sys
 import time
 import unittest
 
-from machines_support import SMALL, Case, Head, rank_list
+from machines_support import SMALL, Case, Head, Kills, rank_list
 
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SECRET"
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
@@ -166,7 +166,7 @@ class Libraries(Case):
             self.assertIn("--case", "".join(head.stderr))
 
 
-class Failures(Threads):
+class Failures(Kills, Threads):
     def compare_faults(self, kinds, agents):
         """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
         for kind in kinds:
@@ -213,6 +213,8 @@ class Failures(Threads):
         begin = time.monotonic()
         do(head, nodes)
         return head, nodes, begin
+
+    during = during_a_run
 
     def check_lost(self, head, nodes, begin, limit):
         answer = head.answer()
@@ -279,18 +281,6 @@ class Failures(Threads):
         self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
         self.assertIn("File too large", answer["error"])
         self.assertTrue(head.run()["ok"])
-
-    def test_the_head_is_killed(self):
-        head, _, _ = self.during_a_run(lambda head, nodes: head.process.kill())
-        head.end()
-        self.assertEqual(head.left, [])
-
-    def test_an_agent_is_killed_between_requests(self):
-        head = self.head()
-        nodes = head.nodes()
-        os.kill(nodes[0]["pid"], signal.SIGKILL)
-        self.assertEqual(head.process.wait(10), 3)
-        self.assertIn(f"node {nodes[0]['node']} ({rank_list(0, self.world_size // 2)}) is lost", "".join(head.stderr))
 
     def test_the_end_of_stdin_ends_everything(self):
         head = self.head(self.most_agents)

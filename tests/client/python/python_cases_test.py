@@ -13,7 +13,7 @@ import cppool
 import pytest
 
 import support
-from support import BUILD, eventually, is_running
+from support import BUILD, children_of, eventually, is_running
 
 CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
 
@@ -32,14 +32,6 @@ def pool(pools):
 
 def function(name):
     return f"{CASES}:{name}"
-
-
-def children_of(pid):
-    found = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-            found += [int(child) for child in file.read().split()]
-    return found
 
 
 def test_hello(pool):

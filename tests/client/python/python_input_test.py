@@ -10,7 +10,7 @@ import sys
 import cppool
 import pytest
 
-from support import BUILD, eventually, is_running
+from support import BUILD, children_of, eventually, is_running
 
 CASES = str(pathlib.Path(__file__).with_name("ranks_cases.py"))
 
@@ -87,10 +87,6 @@ def test_an_environment_that_is_gone(tmp_path):
         assert pool.hello()["pid"] == pid and pool.call(function("passes")).error == result.error
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
         assert pool.call(function("passes")).ok and pool.hello()["pid"] == pid
-
-
-def children_of(parent):
-    return [int(child) for task in os.listdir(f"/proc/{parent}/task") for child in pathlib.Path(f"/proc/{parent}/task/{task}/children").read_text().split()]
 
 
 def server_of(daemon):

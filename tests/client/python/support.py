@@ -42,6 +42,14 @@ def is_running(pid):
         return False
 
 
+def children_of(pid):
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+            found += [int(child) for child in file.read().split()]
+    return found
+
+
 @contextlib.contextmanager
 def serving(folder):
     """The socket of a server that runs meanwhile."""
