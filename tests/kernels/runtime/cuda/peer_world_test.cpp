@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <semaphore>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -370,6 +371,7 @@ TEST_CASE(
   RingControl* control = nullptr;
   std::vector<WaitingCall> waiting;
   bool aborted_before = true;
+  std::binary_semaphore rank_1_has_started(0);
   std::vector<std::string> errors = OnAllRanks(world, [&](int rank) {
     world.JoinWorld(rank);
     world.BeginCase(rank);
@@ -378,7 +380,7 @@ TEST_CASE(
                           {1 - rank, "heads 4 to 7 of keys and values"}};
     const Arrivals arrivals =
         world.StartRing(rank, transfers, world.group(rank, GroupShape{2, 1}).comm, nullptr, nullptr, {});
-    if (rank == 1) return;
+    if (rank == 1) return rank_1_has_started.release();
     control = arrivals.control;
     Expect(world.Waiting(0).empty(), "no piece is waited for");
     control->awaited = 2;
@@ -386,6 +388,8 @@ TEST_CASE(
     control->awaited = 0;
     aborted_before = control->aborted != 0;
     world.CheckCase(0);
+    // The error below ends every call of the world, rank 1's start, too.
+    Expect(rank_1_has_started.try_acquire_for(std::chrono::seconds(60)), "rank 1 has started");
     control->late = 1;
     world.CheckCase(0);
   });
