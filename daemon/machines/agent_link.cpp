@@ -10,11 +10,11 @@ namespace cppool::daemon {
 using protocol::Json;
 
 AgentLink::AgentLink(GreetedAgent agent, const kernels::Place& place, Events events)
-    : agent_(std::move(agent)),
-      place_(place),
+    : place_(place),
       events_(std::move(events)),
-      threads_(place.ranks, place.first),
-      of_rank_(static_cast<std::size_t>(place.ranks)) {
+      of_rank_(static_cast<std::size_t>(place.ranks)),
+      agent_(std::move(agent)),
+      threads_(place.ranks, place.first) {
   agent_.socket->Start(
       {[this](Json frame) { Take(std::move(frame)); }, [this](const std::string& why) { BeGone(why); }});
 }

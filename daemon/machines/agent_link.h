@@ -67,10 +67,8 @@ class AgentLink {
   void BeGone(const std::string& why);
   bool Wait(std::unique_lock<std::mutex>& lock, Clock::time_point until, const std::function<bool()>& ready);
 
-  const GreetedAgent agent_;
   const kernels::Place place_;
   const Events events_;
-  RankThreads threads_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t asked_ = 0, run_ = 0;
@@ -81,6 +79,8 @@ class AgentLink {
   std::string gone_;
   std::mutex following_;  // held while the next one is called
   std::function<void(Json*)> follow_;
+  const GreetedAgent agent_;  // its socket's threads use all above until they have ended
+  RankThreads threads_;       // these, too, and the socket
 };
 
 }  // namespace cppool::daemon

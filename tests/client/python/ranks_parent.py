@@ -63,7 +63,7 @@ class Server:
                                         env={**os.environ, "CPPOOL_RANKS_OF": mark, **(environment or {})})
         theirs.close()
         os.close(write)
-        drain(read, self.log)
+        self.drain = drain(read, self.log)
         self.frames = queue.Queue()
         self.reader = Reader(ours, "server", self.frames)
         self.ready = self.next("ready")
