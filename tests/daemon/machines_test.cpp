@@ -3,11 +3,13 @@
 #include <sys/socket.h>
 
 #include <future>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "daemon/machines/agent_link.h"
 #include "daemon/machines/frame_socket.h"
 #include "daemon/machines/handshake.h"
 #include "daemon/machines/launcher.h"
@@ -134,6 +136,31 @@ TEST_CASE("machines: bytes that are no frames end the connection, whatever they 
     CHECK_FALSE(GoneAfter(bytes + "\n").empty());
   }
   CHECK_FALSE(GoneAfter("{\"frame\": " + std::string(5000, '[') + "\n").empty());
+}
+
+// A start that is refused ends links whose agents are going at that moment.
+TEST_CASE("machines: a link tells that its agent has gone before it ends") {
+  for (int round = 0; round < 200; ++round) {
+    auto [own, other] = Sockets();
+    std::string gone;
+    {
+      daemon::GreetedAgent agent;
+      agent.node = "a";
+      agent.socket = std::make_unique<FrameSocket>(std::move(own));
+      daemon::AgentLink* link_of_event = nullptr;
+      std::promise<void> made;
+      daemon::AgentLink::Events events;
+      events.gone = [&, ready = made.get_future().share()] {
+        ready.wait();
+        gone = link_of_event->Gone();
+      };
+      daemon::AgentLink link(std::move(agent), kernels::Place(1, 0, 1), std::move(events));
+      link_of_event = &link;
+      made.set_value();
+      if (round % 2 == 0) other.Reset();
+    }
+    CHECK(gone == "its connection ended");
+  }
 }
 
 }  // namespace cppool::test
