@@ -19,7 +19,8 @@ namespace {
 using protocol::Json;
 using Clock = RankProcess::Clock;
 
-constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Snapshots: 0.35 s with both
+constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Snapshots: 0.5 s with all
+constexpr std::chrono::milliseconds kWayLimit{200};  // for the answer of a machine that is busy
 
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
   const auto found = std::find_if(collectives.begin(), collectives.end(),
@@ -325,7 +326,7 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
       [self, stacks, limit](std::size_t i) {
         return self->server_->LookAt(*self->ranks_[i].process, stacks, limit);
       },
-      limit + (stacks ? kSignalLimit + std::chrono::milliseconds(50) : std::chrono::milliseconds(20)));
+      limit + (stacks ? kSignalLimit + kWayLimit : std::chrono::milliseconds(20)));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     RankReport& report = reports[i];
     if (!IsDone(report) && (answers[i] ? !answers[i]->known : !report.node.empty())) {

@@ -18,7 +18,7 @@ using Clock = RankProcess::Clock;
 constexpr std::size_t kMostFrames = 256;                 // of a rank that nobody takes
 constexpr std::chrono::milliseconds kWayLimit{20};       // between a head and an agent
 constexpr std::chrono::milliseconds kAnswerTime{100};    // beside the limit of what an agent is asked to do
-constexpr std::chrono::milliseconds kSignalLimit{150};   // of RankServer::LookAt
+constexpr std::chrono::milliseconds kSignalLimit{330};   // of RankServer::LookAt, and the way back
 constexpr std::chrono::milliseconds kLauncherTime{200};  // for its end, which may say why an agent has gone
 
 RankProcess::Place PlaceFrom(const Json& json) {
