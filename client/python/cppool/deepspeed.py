@@ -1,8 +1,9 @@
-"""`pytest -p cppool.deepspeed`: DeepSpeed's DistributedTest and DistributedFixture on warm ranks, which all tests of a run share.
+"""`pytest -p cppool.deepspeed`: DeepSpeed's DistributedTest and DistributedFixture on warm ranks.
 
-A test starts no processes: it is a case on Python ranks that have torch and deepspeed imported and whose process group is lent, and a failure is
-that of the rank that caused it. A test that hangs fails at its limit, and the tests after it run. Classes with `init_distributed = False`,
-`set_dist_env = False` or `non_daemonic_procs = True` get ranks that have run no test and have no group.
+A test launches no Python: it is a case on ranks that were forked with torch and deepspeed imported and whose process group is lent, and a failure
+is that of the rank that caused it. A test that hangs fails at its limit, and the tests after it run. Only classes with `reuse_dist_env = True`
+get ranks that have run other tests: DeepSpeed keeps groups in its modules. Those with `init_distributed = False`, `set_dist_env = False` or
+`non_daemonic_procs = True` get ranks without a group.
 https://github.com/deepspeedai/DeepSpeed, tests/unit/common.py.
 """
 from __future__ import annotations
@@ -46,6 +47,7 @@ def _launch_procs(self: Any, num_procs: int, init_method: Optional[str]) -> None
     accelerator = sys.modules["deepspeed.accelerator"].get_accelerator()
     if accelerator.is_available() and accelerator.device_count() < num_procs:
         pytest.skip(f"it needs {num_procs} devices, and there are {accelerator.device_count()}")
+    fresh = not self.reuse_dist_env or os.environ.get("DS_DISABLE_REUSE_DIST_ENV") == "1"
     alone = not self.init_distributed or not self.set_dist_env or self.non_daemonic_procs
     with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
         file.write(pickle.dumps(self))
@@ -53,7 +55,7 @@ def _launch_procs(self: Any, num_procs: int, init_method: Optional[str]) -> None
         case = {"function": f"{os.path.abspath(__file__)}:run_on_rank", "kwargs": {"path": file.name}, **caller(),
                 "roots": [_root], "env": {"LOCAL_SIZE": str(num_procs)}}
         try:
-            result = _pools().at(num_procs).run_python(case, deadline=float(self.exec_timeout), fresh=alone, own_group=alone)
+            result = _pools().at(num_procs).run_python(case, deadline=float(self.exec_timeout), fresh=fresh or alone, own_group=alone)
         except PoolError as error:
             pytest.fail(str(error), pytrace=False)
     if result.status == "skipped":

@@ -164,6 +164,7 @@ def test_torchs_continuous_tests_of_more_ranks_than_gpus(tmp_path):
 # As much of DeepSpeed and of its tests/unit/common.py as its tests need.
 DEEPSPEED = """
 import torch.distributed as dist
+seen = []
 def init_distributed(rank, world_size):
     if not dist.is_initialized(): dist.init_process_group("gloo", rank=rank, world_size=world_size)
 """
@@ -177,7 +178,7 @@ COMMON = """
 import os, deepspeed, deepspeed.accelerator, pytest
 from _pytest.outcomes import Skipped
 class DistributedExec:
-    world_size, init_distributed, set_dist_env, non_daemonic_procs, exec_timeout = 2, True, True, False, 60
+    world_size, init_distributed, set_dist_env, non_daemonic_procs, reuse_dist_env, exec_timeout = 2, True, True, False, False, 60
     def _launch_procs(self, num_procs, init_method): raise NotImplementedError("processes")
     def _dist_run(self, local_rank, num_procs, master_port, init_method, skip_msg=""):
         if self.init_distributed: deepspeed.init_distributed(local_rank, num_procs)
@@ -201,7 +202,7 @@ def pytest_runtest_call(item):
         item.runtest = lambda: True
 """
 DEEPSPEED_TESTS = """
-import os, pytest, torch, torch.distributed as dist
+import deepspeed, os, pytest, torch, torch.distributed as dist
 from common import DistributedTest
 class TestLent(DistributedTest):
     @pytest.mark.parametrize("number", [5, 6])
@@ -220,6 +221,17 @@ class TestLent(DistributedTest):
 class TestAlone(DistributedTest):
     init_distributed = set_dist_env = False
     def test(self): assert not dist.is_initialized() and "RANK" not in os.environ
+class TestSeesNoOther(DistributedTest):
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_seen(self, number):
+        assert not deepspeed.seen
+        deepspeed.seen.append(number)
+class TestReuses(DistributedTest):
+    reuse_dist_env = True
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_seen(self, number):
+        if number == 2: assert deepspeed.seen[-1] == 1
+        deepspeed.seen.append(number)
 """
 
 
@@ -231,7 +243,7 @@ def test_deepspeeds_tests(tmp_path):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.path.join(BUILD, "python")}
     done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.deepspeed", "test_suite.py"], cwd=tmp_path,
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-    assert "1 failed, 4 passed, 2 skipped" in done.stdout, done.stdout
+    assert "1 failed, 8 passed, 2 skipped" in done.stdout, done.stdout
     assert "ValueError: planted" in done.stdout and "no moon" in done.stdout and "it needs 5 devices, and there are 4" in done.stdout
 
 
