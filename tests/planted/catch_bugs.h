@@ -28,11 +28,6 @@ inline bool IsOfFp8(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("fp8_");
 }
 
-// Those are caught by cases with `launches=one`.
-inline bool IsOfOneLaunch(const cppool::kernels::PlantableBug& bug) {
-  return std::string_view(bug.name).starts_with("one_launch_");
-}
-
 // In code of a GPU that no daemon with bugs has: planted_native_test.cu.
 inline bool IsNative(const cppool::kernels::PlantableBug& bug) {
   return std::string_view(bug.name).starts_with("native_");

@@ -65,6 +65,7 @@ const std::vector<PlantableBug>& PlantableBugs() {
       {Bug::kLastTileBefore, "last_tile_before", true},
       {Bug::kOneLaunchFlagWait, "one_launch_flag_wait", false},
       {Bug::kOneLaunchEpochWait, "one_launch_epoch_wait", false},
+      {Bug::kOneLaunchFence, "one_launch_fence", false},
       {Bug::kOneLaunchHeads, "one_launch_heads", false},
       {Bug::kOffsetPerBlock, "offset_per_block", false},
       {Bug::kLseNotMerged, "lse_not_merged", false},

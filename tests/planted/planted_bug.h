@@ -37,6 +37,7 @@ enum class Bug {
   kOneLaunchFlagWait,   // a piece's flag is raised before the piece is copied
   kOneLaunchEpochWait,  // the number of the pass does not rise, so that flags of the pass before stand for
                         // this one's
+  kOneLaunchFence,      // nothing orders a piece after its flag where it is read
   kOneLaunchHeads,      // a piece has the keys and values of the heads before
   // In the host's kernels.
   kOffsetPerBlock,     // the softmax offset is added to the denominator with every block

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -51,6 +52,17 @@ inline const CaseParameters kFp8Cases = [] {
                         parameters("current", "p2p", "false", "128", "16", "4"),
                         parameters("mxfp8", "p2p", "false", "128", "16", "4")};
 }();
+
+// Those leave out what orders two threads. ThreadSanitizer sees them.
+inline bool IsRace(const cppool::kernels::PlantableBug& bug) {
+  const std::string_view name = bug.name;
+  return name.ends_with("_wait") || name.ends_with("_fence");
+}
+
+// Those are caught by cases with `launches=one`.
+inline bool IsOfOneLaunch(const cppool::kernels::PlantableBug& bug) {
+  return std::string_view(bug.name).starts_with("one_launch_");
+}
 
 struct Caught {
   int cells = 0;
