@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <stdexcept>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"

@@ -5,7 +5,6 @@
 //   3              cannot go on: the last answer is `fatal`, or stderr says why
 //   128 + SIGTERM  SIGTERM during the start or a request, or 1 s into an end that hangs
 // and that of a call of exit() by a case or a library.
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

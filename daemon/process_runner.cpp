@@ -1,7 +1,5 @@
 #include "daemon/process_runner.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <set>

@@ -1,9 +1,7 @@
 #include "protocol/parameters.h"
 
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
 #include "protocol/schema.h"
 #include "protocol/text.h"

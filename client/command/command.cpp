@@ -10,7 +10,6 @@
 #include <cstring>
 #include <ctime>
 #include <set>
-#include <sstream>
 
 #include <cppool/version.h>
 

@@ -1,7 +1,6 @@
 #include "client/command/diagnose.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <set>
 

@@ -1,15 +1,12 @@
 // `cppool diff FOLDER`: where the results of a dump are furthest from what they are compared with, in words
 // and as a picture.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <optional>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>

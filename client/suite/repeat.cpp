@@ -5,7 +5,6 @@
 #include <locale>
 #include <sstream>
 #include <type_traits>
-#include <variant>
 
 #include "client/src/daemon.h"
 #include "client/src/request.h"
