@@ -184,8 +184,7 @@ int RunProbe(const std::string& kind, const std::string& file, const std::string
   std::string text = kGood;
   try {
     const LibraryKind kinds[] = {LibraryKind::kCases, LibraryKind::kKernels};
-    const auto known = std::find_if(std::begin(kinds), std::end(kinds),
-                                    [&](LibraryKind one) { return kind == NameOf(one); });
+    const auto known = std::ranges::find_if(kinds, [&](LibraryKind one) { return kind == NameOf(one); });
     if (known == std::end(kinds)) throw LibraryError("unknown kind of library " + kind);
     CheckTable(*known, OpenLibrary(file, path), path);
   } catch (const std::exception& error) {

@@ -87,7 +87,7 @@ RankFailure FailureFrom(const Json& frame) {
   if (!own) failure.culprit = kernels::RuntimeError::kElsewhere;
   const Json checks = frame.value("checks", Json::array());
   const bool by_check =
-      std::any_of(checks.begin(), checks.end(), [](const Json& check) { return !check.value("ok", true); });
+      std::ranges::any_of(checks, [](const Json& check) { return !check.value("ok", true); });
   failure.origin = !own                                            ? FailureOrigin::kPropagated
                    : TextOf(frame, "status") == "skipped"          ? FailureOrigin::kSkip
                    : failure.status == CPPOOL_MISMATCH && by_check ? FailureOrigin::kMismatch

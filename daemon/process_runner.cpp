@@ -20,8 +20,8 @@ using Clock = RankProcess::Clock;
 constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Snapshots: 0.35 s with both
 
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
-  const auto found = std::find_if(collectives.begin(), collectives.end(),
-                                  [&](const Collective& each) { return each.group == group; });
+  const auto found =
+      std::ranges::find_if(collectives, [&](const Collective& each) { return each.group == group; });
   return found == collectives.end() ? Collective() : *found;
 }
 
@@ -266,18 +266,18 @@ bool ProcessRunner::failed(int index) const {
 
 bool ProcessRunner::lost() const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.lost; });
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.lost; });
 }
 
 bool ProcessRunner::begun() const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.begun; });
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.begun; });
 }
 
 bool ProcessRunner::ended_early() const {
   const std::lock_guard lock(mutex_);
-  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.begun; }) &&
-         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended; });
+  return std::ranges::none_of(ranks_, [](const Rank& rank) { return rank.begun; }) &&
+         std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.ended; });
 }
 
 void ProcessRunner::Done(int index) {

@@ -58,7 +58,7 @@ std::string ReadOperation(const Json& json) {
 void CheckKeys(const Json& json, const std::string& operation) {
   const Names& known = KeysOf(operation);
   const auto is_in = [](const Names& names, const std::string& key) {
-    return std::find(names.begin(), names.end(), key) != names.end();
+    return std::ranges::find(names, key) != names.end();
   };
   for (const auto& [key, value] : json.items()) {
     if (is_in(known, key)) continue;
@@ -192,7 +192,7 @@ void Read(const Json& json, const Place& place, const std::tuple<Members...>& ta
   if (!json.is_object()) throw InvalidRequest(place.text() + " must be an object, not " + EchoValue(json));
   const Names known = NamesOf(table);
   for (const auto& [key, value] : json.items()) {
-    if (std::find(known.begin(), known.end(), key) == known.end())
+    if (std::ranges::find(known, key) == known.end())
       throw InvalidRequest(Unknown("key", key, known, " in " + place.text()));
   }
   ReadMembers(json, place.name, table, out.emplace());
@@ -213,7 +213,7 @@ void ReadOptions(const Json& json, RunRequest& run) {
 void CheckDigests(const RunRequest& run) {
   const std::vector<std::string> named = NamedLibraries(run);
   for (const auto& [file, digest] : run.digests)
-    if (std::find(named.begin(), named.end(), file) == named.end())
+    if (std::ranges::find(named, file) == named.end())
       throw InvalidRequest("\"digests\" has a file that \"load\" and \"kernels\" do not name: " +
                            Quoted(file));
 }
@@ -225,7 +225,7 @@ void CheckProgress(const Json& json, const RunRequest& run) {
 
 template <std::size_t size>
 bool IsIn(const std::array<std::string_view, size>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 // A case in Python has none of what cases of libraries have, and the other way round.

@@ -18,7 +18,7 @@ std::string DescribeIndex(const Json& index) {
   if (!index.is_object()) return index.dump();
   std::vector<std::string> names = {"sequence", "batch", "head", "kv_head", "token", "query", "key", "dim"};
   for (const auto& [name, value] : index.items())
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   std::string text;
   for (const std::string& name : names)
     if (index.contains(name)) text += (text.empty() ? "" : ", ") + name + " " + index.at(name).dump();
@@ -245,7 +245,7 @@ Check ReadCheck(const Reader& reader) {
 
 bool IsIndex(const Json& index) {
   return index.is_structured() &&
-         std::all_of(index.begin(), index.end(), [](const Json& each) { return each.is_number_integer(); });
+         std::ranges::all_of(index, [](const Json& each) { return each.is_number_integer(); });
 }
 
 std::optional<Status> ParseStatus(std::string_view word) {
@@ -334,8 +334,7 @@ RunResult RunResultFromJson(const Json& json) {
     reader.Each("checks", [&](const Reader& check) { result.checks.push_back(ReadCheck(check)); });
   }
   const auto holds = [](const auto& part) { return part.ok; };
-  if (passed && !(std::all_of(result.ranks.begin(), result.ranks.end(), holds) &&
-                  std::all_of(result.checks.begin(), result.checks.end(), holds))) {
+  if (passed && !(std::ranges::all_of(result.ranks, holds) && std::ranges::all_of(result.checks, holds))) {
     throw std::runtime_error("in the response, \"status\" is passed, and a rank or a check is not ok");
   }
   if (reader.Find("tflops") != nullptr) result.tflops = reader.Stages("tflops");

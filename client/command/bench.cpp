@@ -61,7 +61,7 @@ std::vector<protocol::KernelChoice> KernelsOf(const std::string& text) {
     open = is_path(word);
   }
   for (std::size_t i = 0; i < kernels.size(); ++i)
-    if (std::count(kernels.begin(), kernels.end(), kernels[i]) > 1)
+    if (std::ranges::count(kernels, kernels[i]) > 1)
       throw suite::UsageError("--kernels names " + kernels[i].Words() + " twice");
   return kernels;
 }
@@ -110,8 +110,8 @@ class Bench {
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
     results_.wide = arguments.wide;
-    results_.several_ranks = std::any_of(points_.begin(), points_.end(),
-                                         [](const SweepPoint& point) { return point.cell.world_size > 1; });
+    results_.several_ranks =
+        std::ranges::any_of(points_, [](const SweepPoint& point) { return point.cell.world_size > 1; });
     for (const protocol::KernelChoice& kernels : kernels_) results_.kernels.push_back(kernels.Words());
     results_.baseline = arguments.baseline;
   }
@@ -127,7 +127,7 @@ class Bench {
       for (const SweepPoint& point : points_) {
         doing_ = point.cell.name;
         std::vector<BenchRow> rows = Resume(point);
-        const bool resumed = !rows.empty() && std::none_of(rows.begin(), rows.end(), SeemsSlower);
+        const bool resumed = !rows.empty() && std::ranges::none_of(rows, SeemsSlower);
         if (!resumed) rows = MeasureAgainstBaseline(point);
         const std::lock_guard lock(mutex_);
         ++points_done_;
@@ -217,7 +217,7 @@ class Bench {
   // stages was so both times.
   std::vector<BenchRow> MeasureAgainstBaseline(const SweepPoint& point) {
     std::vector<BenchRow> rows = Measure(point);
-    if (std::none_of(rows.begin(), rows.end(), SeemsSlower)) return rows;
+    if (std::ranges::none_of(rows, SeemsSlower)) return rows;
     doing_ = "again: " + point.cell.name;
     std::vector<BenchRow> again = Measure(point);
     for (std::size_t i = 0; i < again.size(); ++i) {
@@ -239,8 +239,7 @@ class Bench {
       ~Turn() { runner.KeepTurn(world_size, false); }
     } const turn{runner_, point.cell.world_size};
     std::vector<Measurement> measured = measurer_.Measure(point.cell, libraries_);
-    const bool any =
-        std::any_of(measured.begin(), measured.end(), [](const auto& m) { return m.error.empty(); });
+    const bool any = std::ranges::any_of(measured, [](const auto& m) { return m.error.empty(); });
     const std::vector<Measurement> alone = point.cell.world_size == 1 ? measured
                                            : any                      ? Alone(point.cell)
                                                  : std::vector<Measurement>(measured.size());

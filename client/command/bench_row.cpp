@@ -64,7 +64,7 @@ std::vector<std::string> ShownStages(const std::vector<BenchRow>& rows) {
       add(&all, name);
       if (std::isfinite(stage.work)) add(&rated, name);
     }
-  const auto has = [&](const char* stage) { return std::find(all.begin(), all.end(), stage) != all.end(); };
+  const auto has = [&](const char* stage) { return std::ranges::find(all, stage) != all.end(); };
   if (has("forward") && has("backward")) return {"forward", "backward"};
   if (has("forward")) return {"forward"};
   return rated.empty() ? all : rated;

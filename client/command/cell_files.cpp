@@ -82,8 +82,7 @@ std::string CellFiles::EntryOf(const suite::Cell& cell) {
   const std::string name = FileNameOf(cell.name);
   std::string entry = name;
   const auto taken = [&] {
-    return std::any_of(entries_.begin(), entries_.end(),
-                       [&](const auto& other) { return other.second == entry; });
+    return std::ranges::any_of(entries_, [&](const auto& other) { return other.second == entry; });
   };
   for (int i = 2; taken(); ++i) entry = name + "-" + std::to_string(i);
   return known->second = entry;

@@ -34,7 +34,7 @@ void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words)
   if (words.empty())
     throw suite::UsageError("a command is missing (known: " + protocol::Join(names) +
                             "): see `cppool --help`");
-  if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
+  if (std::ranges::find(names, words[0]) != names.end()) return;
   throw suite::UsageError(protocol::Unknown("command", words[0], names));
 }
 
@@ -242,8 +242,7 @@ std::string DescribeWorld(const Json& hello) {
     }
     std::string name =
         suite::TextFromValue(device.is_object() ? device.value("name", Json("unknown")) : device);
-    auto same =
-        std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
+    auto same = std::ranges::find_if(kinds, [&](const auto& kind) { return kind.first == name; });
     if (same != kinds.end())
       ++same->second;
     else

@@ -46,7 +46,7 @@ struct Difference {
 // Returns the axes of a tensor in the words of a failed check: a tensor with queries and keys (dbias) keeps
 // them apart.
 std::vector<std::string> WordsOf(std::vector<std::string> axes) {
-  const auto has = [&](const char* axis) { return std::find(axes.begin(), axes.end(), axis) != axes.end(); };
+  const auto has = [&](const char* axis) { return std::ranges::find(axes, axis) != axes.end(); };
   const bool both = has("query") && has("key");
   for (std::string& axis : axes) {
     if (axis == "batch") axis = "sequence";
@@ -109,7 +109,7 @@ class Folder {
     // The picture's axes: heads, or what else there is, over tokens.
     const auto axis = [&](std::initializer_list<const char*> names) {
       for (const char* name : names) {
-        const auto at = std::find(axes.begin(), axes.end(), name);
+        const auto at = std::ranges::find(axes, name);
         if (at != axes.end()) return static_cast<std::size_t>(at - axes.begin());
       }
       return axes.size();

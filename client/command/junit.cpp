@@ -54,8 +54,7 @@ void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<Ju
   double seconds = 0;
   for (const JunitCase& one : cases) seconds += one.seconds;
   auto count = [&](Outcome outcome) {
-    return std::count_if(cases.begin(), cases.end(),
-                         [&](const JunitCase& one) { return one.outcome == outcome; });
+    return std::ranges::count_if(cases, [&](const JunitCase& one) { return one.outcome == outcome; });
   };
   // In UTC, without the letter that says so, which the schema of JUnit's reports does not have.
   out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\""

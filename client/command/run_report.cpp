@@ -100,8 +100,8 @@ class Explanation {
     return message.size() < line.size() && IsListed(message);
   }
   bool IsListed(std::string_view text) const {
-    return std::any_of(listed_.begin(), listed_.end(),
-                       [&](const std::string& line) { return line.find(text) != std::string::npos; });
+    return std::ranges::any_of(listed_,
+                               [&](const std::string& line) { return line.find(text) != std::string::npos; });
   }
   bool NamesCheck(const std::string& text) const {
     return result_ && client::NamesFailedCheck(text, *result_);

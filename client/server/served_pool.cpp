@@ -94,7 +94,7 @@ bool ServedPool::SharesDevices(const ServedPool& other) const {
   const auto devices = [](const ServedPool& pool) { return DevicesOf(pool.LastHello()); };
   const auto mine = devices(*this), theirs = devices(other);
   return mine.empty() || theirs.empty() ||
-         std::any_of(mine.begin(), mine.end(), [&](const auto& device) { return theirs.count(device) != 0; });
+         std::ranges::any_of(mine, [&](const auto& device) { return theirs.count(device) != 0; });
 }
 
 bool ServedPool::IsUp() {
@@ -301,8 +301,8 @@ void ServedPools::Start(ServedPool& pool, Caller& caller) {
 
 bool ServedPools::EndOther(const ServedPool& than) {
   auto pools = All();
-  std::sort(pools.begin(), pools.end(),
-            [](const auto& one, const auto& other) { return one->last_used() < other->last_used(); });
+  std::ranges::sort(pools,
+                    [](const auto& one, const auto& other) { return one->last_used() < other->last_used(); });
   for (const auto& pool : pools) {
     if (pool.get() == &than || !pool->SharesDevices(than)) continue;
     const auto turn = turns_.TryTake(pool->own());

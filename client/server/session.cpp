@@ -50,7 +50,7 @@ std::string NameOf(pid_t pid) {
   std::ostringstream text;
   text << file.rdbuf();  // an iterator would throw when the process ends meanwhile
   std::string command = text.str();
-  std::replace(command.begin(), command.end(), '\0', ' ');
+  std::ranges::replace(command, '\0', ' ');
   while (command.ends_with(' ')) command.pop_back();
   if (command.size() > kMostCommand) command = command.substr(0, kMostCommand) + "...";
   return "pid " + std::to_string(pid) + (command.empty() ? "" : " (" + command + ")");
@@ -339,8 +339,8 @@ void Session::Cancel(const Json& cancels, const std::optional<Json>& id) {
       const std::lock_guard lock(mutex_);
       const auto meant = [&](const Item& item) { return item.is_run() && item.id == cancels; };
       const bool current = current_ && meant(*current_);
-      const auto waits = std::find_if(queue_.begin(), queue_.end(), meant);
-      const auto count = std::count_if(queue_.begin(), queue_.end(), meant) + (current ? 1 : 0);
+      const auto waits = std::ranges::find_if(queue_, meant);
+      const auto count = std::ranges::count_if(queue_, meant) + (current ? 1 : 0);
       if (tried && !current && ended_cancelled_) return Send(protocol::OkResponse(Json::object(), id));
       if (count != 1)
         return Send(Refused(count == 0

@@ -118,8 +118,7 @@ Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& la
     for (const Json& need : line["needs"])
       if (need.is_string()) needs.push_back(need);
   std::copy_if(needs.begin(), needs.end(), std::back_inserter(lacks), [](const std::string& need) {
-    return std::find(std::begin(kServerFeatures), std::end(kServerFeatures), need) ==
-           std::end(kServerFeatures);
+    return std::ranges::find(kServerFeatures, need) == std::end(kServerFeatures);
   });
   if (!lacks.empty())
     throw std::invalid_argument("this server is older than its client, and has not the features " +
@@ -152,9 +151,9 @@ Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& la
   result.identity = Json{pool, environment, stamp}.dump();
   std::map<std::string, std::string> variables(environment.begin(), environment.end());
   for (const auto& [name, value] : result.pool.environment) variables[name] = value;
-  if (!result.pool.devices.empty() &&
-      std::none_of(result.pool.environment.begin(), result.pool.environment.end(),
-                   [](const auto& entry) { return entry.first == "CUDA_VISIBLE_DEVICES"; }))
+  if (!result.pool.devices.empty() && std::ranges::none_of(result.pool.environment, [](const auto& entry) {
+        return entry.first == "CUDA_VISIBLE_DEVICES";
+      }))
     variables.erase("CUDA_VISIBLE_DEVICES");  // the option `devices` sets it
   result.pool.environment.assign(variables.begin(), variables.end());
   return result;

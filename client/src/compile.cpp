@@ -419,7 +419,7 @@ std::vector<std::string> CapabilitiesOf(const Json& hello) {
   for (const Json& device : devices) {
     const Json capability = device.is_object() ? device.value("capability", Json()) : Json();
     if (!capability.is_string() || capability.get_ref<const std::string&>().empty()) continue;
-    if (std::find(capabilities.begin(), capabilities.end(), capability) == capabilities.end())
+    if (std::ranges::find(capabilities, capability.get_ref<const std::string&>()) == capabilities.end())
       capabilities.push_back(capability.get<std::string>());
   }
   return capabilities;

@@ -81,8 +81,8 @@ std::string DeviceList(const std::vector<std::string>& devices) {
 
 std::vector<std::string> DaemonArguments(const PoolOptions& options) {
   // Who names GPUs wants them: without a GPU that is an error and no run on the host.
-  const bool gpus = std::any_of(options.devices.begin(), options.devices.end(),
-                                [](const std::string& device) { return !device.empty(); });
+  const bool gpus =
+      std::ranges::any_of(options.devices, [](const std::string& device) { return !device.empty(); });
   const std::string backend = options.backend == "auto" && gpus ? "cuda" : options.backend;
   std::vector<std::string> arguments = {"--world-size", std::to_string(options.world_size),
                                         "--backend",    backend,
@@ -155,7 +155,7 @@ void Daemon::Greet() {
 }
 
 bool Daemon::Has(std::string_view feature) const {
-  return std::find(features_.begin(), features_.end(), feature) != features_.end();
+  return std::ranges::find(features_, feature) != features_.end();
 }
 
 void Daemon::SendSide(std::int64_t id, SideRequests& side, std::string& outgoing) {

@@ -100,7 +100,7 @@ void AddStages(const Result& result, Lines* lines) {
   for (const Rank& rank : result.ranks) {
     header.push_back("rank " + std::to_string(rank.rank) + " (ms)");
     for (const auto& stage : rank.gpu_ms)
-      if (std::find(stages.begin(), stages.end(), stage.first) == stages.end()) stages.push_back(stage.first);
+      if (std::ranges::find(stages, stage.first) == stages.end()) stages.push_back(stage.first);
   }
   if (stages.empty()) return;
   const auto text = [](const std::vector<std::pair<std::string, double>>& values, const std::string& stage) {
@@ -168,7 +168,7 @@ std::string ErrorOfRank(const Rank& rank, const Result& result) {
 }
 
 bool NamesFailedCheck(const std::string& error, const Result& result) {
-  return std::any_of(result.checks.begin(), result.checks.end(), [&](const Check& check) {
+  return std::ranges::any_of(result.checks, [&](const Check& check) {
     return !check.ok && error.find(check.tensor + " against " + check.against) != std::string::npos;
   });
 }

@@ -42,7 +42,7 @@ std::string PoolError::flaky() const {
   if (kind_ == Kind::kStart || kind_ == Kind::kInterrupted)
     return "";  // the last daemon did not end the request
   const bool differs =
-      std::any_of(lost_.begin(), lost_.end(), [this](const LostAttempt& lost) { return lost.kind != kind_; });
+      std::ranges::any_of(lost_, [this](const LostAttempt& lost) { return lost.kind != kind_; });
   return differs ? client::FlakyAt(ToString(kind_), attempts_) : "";
 }
 

@@ -50,8 +50,8 @@ static_assert(EachOptionHasText(), "OptionText lacks the type of an option, whic
 }  // namespace
 
 bool HasOptions(const PoolOptions& pool, const RunOptions& run) {
-  bool has = std::all_of(pool.arguments.begin(), pool.arguments.end(),
-                         [](const std::string& argument) { return argument == "--allow-faults"; });
+  bool has = std::ranges::all_of(pool.arguments,
+                                 [](const std::string& argument) { return argument == "--allow-faults"; });
   has = has && (!run.fault || run.fault->count == Fault().count);
   protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
     const std::string_view name = member.name;
@@ -112,8 +112,7 @@ std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request
   options.sentinel.clear();
   std::vector<std::string> words = client::DaemonArguments(options);
   for (const char* option : {"--backend", "--transport"})
-    if (const auto at = std::find(words.begin(), words.end(), option); at[1] == "auto")
-      words.erase(at, at + 2);
+    if (const auto at = std::ranges::find(words, option); at[1] == "auto") words.erase(at, at + 2);
   words.insert(words.begin(), options.daemon.empty() ? "cppoold" : options.daemon);
   return command + client::ShellCommand(words);
 }

@@ -301,7 +301,7 @@ void FileCache::Prune() const {
   std::size_t files = entries.size();
   std::uint64_t bytes = 0;
   for (const Entry& entry : entries) bytes += entry.bytes;
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  std::ranges::sort(entries, [](const Entry& a, const Entry& b) { return a.used < b.used; });
   const auto recent = fs::file_time_type::clock::now() - kKeptLongEnough;
   for (const Entry& entry : entries) {
     if ((files <= limits_.files && bytes <= limits_.bytes) || entry.used > recent) return;

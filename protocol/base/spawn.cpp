@@ -38,8 +38,8 @@ std::vector<std::string> Environment(const std::vector<std::string>& changes) {
   std::vector<std::string> result;
   auto name = [](std::string_view entry) { return entry.substr(0, entry.find('=')); };
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    bool changed = std::any_of(changes.begin(), changes.end(),
-                               [&](const std::string& change) { return name(change) == name(*entry); });
+    bool changed =
+        std::ranges::any_of(changes, [&](const std::string& change) { return name(change) == name(*entry); });
     if (!changed) result.emplace_back(*entry);
   }
   result.insert(result.end(), changes.begin(), changes.end());
