@@ -1,23 +1,20 @@
 // `cppool pipe`: the daemon's protocol over stdin and stdout, in front of a Pool. Its limits and its respawn
 // are the library's, and a request whose daemon gives no answer has one all the same.
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <tuple>
 #include <utility>
 #include <variant>
 
+#include "base/event.h"
 #include "base/stdout_channel.h"
 #include "client/command/command.h"
 #include "client/command/interruption.h"
@@ -102,19 +99,13 @@ Json NoAnswer(const PoolError& error, const protocol::IncomingRequest& request) 
 class Pipe {
  public:
   Pipe(const PipeArguments& arguments, base::UniqueFd requests, base::StdoutChannel answers)
-      : arguments_(arguments),
-        answers_(std::move(answers)),
-        stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        requests_(std::move(requests)),
-        pool_([&] {
+      : arguments_(arguments), answers_(std::move(answers)), requests_(std::move(requests)), pool_([&] {
           PoolOptions options = ToPoolOptions(arguments);
           options.on_stderr = [](std::string_view line) { WriteStderr("", line); };
           options.log = [this](std::string_view line) { TakeLog(line); };
           options.interrupted = [this] { return interrupted_ || ending_ || NobodyReads(); };
           return options;
-        }()) {
-    if (!stop_) throw std::system_error(errno, std::generic_category(), "eventfd");
-  }
+        }()) {}
 
   int Serve(const Streams& streams) {
     const Interruption interruption([this](int signal) { End(signal); }, [this] { TellWhere(); });
@@ -126,7 +117,7 @@ class Pipe {
     defaults.load = libraries->load;
     {
       protocol::RequestReader reader(
-          std::move(requests_), stop_.get(), queue_,
+          std::move(requests_), stop_.fd(), queue_,
           {[this](const protocol::IncomingRequest& request) { Overtake(request); }, [] {}}, std::nullopt,
           std::move(defaults));
       while (const auto request = reader.Next())
@@ -251,8 +242,7 @@ class Pipe {
   void End(int signal) {
     TellWhere();
     ending_ = signal;
-    const std::uint64_t one = 1;
-    std::ignore = write(stop_.get(), &one, sizeof one);
+    stop_.Set();
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return over_; });  // Interruption has a limit
   }
@@ -267,7 +257,7 @@ class Pipe {
 
   const PipeArguments& arguments_;
   base::StdoutChannel answers_;
-  const base::UniqueFd stop_;  // reading ends
+  const base::Event stop_;  // reading ends
   base::UniqueFd requests_;
   protocol::RequestQueue queue_;
   std::optional<Json> current_id_;  // of the request under way; on the main thread alone

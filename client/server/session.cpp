@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include <iterator>
 #include <set>
 #include <sstream>
-#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -95,22 +93,14 @@ Session::Session(Host& host, base::UniqueFd socket, pid_t pid)
     : host_(host),
       socket_(std::move(socket)),
       pidfd_(pid > 0 ? client::OpenPidfd(pid) : -1),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       name_(NameOf(pid)),
-      client_(pid > 0 ? "process " + std::to_string(pid) : "socket " + std::to_string(socket_.get())) {
-  if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
-}
+      client_(pid > 0 ? "process " + std::to_string(pid) : "socket " + std::to_string(socket_.get())) {}
 
 void Session::Serve() {
   std::thread other([this] { Loop(); });
   Loop();
   other.join();
   kept_.End();
-}
-
-void Session::Wake() {
-  const std::uint64_t one = 1;
-  std::ignore = write(wake_.get(), &one, sizeof one);
 }
 
 void Session::Loop() {
@@ -136,13 +126,10 @@ std::optional<protocol::LineReader::Line> Session::NextLine() {
     const bool flushed = Flush();
     if (last_ && idle && flushed) break;
     const auto events = static_cast<short>((has_room && !last_ ? POLLIN : 0) | (flushed ? 0 : POLLOUT));
-    pollfd fds[3] = {{socket_.get(), events, 0}, {wake_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+    pollfd fds[3] = {{socket_.get(), events, 0}, {wake_.fd(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
     // Without a limit: the other thread and the server wake it.
     if (poll(fds, 3, -1) < 0) continue;
-    if (fds[1].revents != 0) {
-      std::uint64_t ignored = 0;
-      std::ignore = read(wake_.get(), &ignored, sizeof ignored);
-    }
+    if (fds[1].revents != 0) wake_.Clear();
     if ((fds[0].revents & (POLLHUP | POLLERR)) != 0 || fds[2].revents != 0 || host_.stopping()) break;
     if ((fds[0].revents & POLLIN) == 0 || Receive()) continue;
     last_ = true;  // a client that has shut down its side still gets its answers
