@@ -36,15 +36,7 @@ constexpr const char* kBad = "bad ";  // and the error's text
 constexpr std::chrono::seconds kKillLimit{1};
 constexpr std::size_t kMostOutput = 64 << 10;
 
-const char* NameOf(LibraryKind kind) {
-  switch (kind) {
-    case LibraryKind::kCases:
-      break;
-    case LibraryKind::kKernels:
-      return "kernels";
-  }
-  return "cases";
-}
+const char* NameOf(LibraryKind kind) { return kind == LibraryKind::kKernels ? "kernels" : "cases"; }
 
 // A process that is killed with its object, unless it has been waited for.
 class Child {

@@ -45,12 +45,9 @@ std::string DescribeWorst(const Check& check) {
 namespace cppool::protocol {
 namespace {
 
-constexpr std::array<std::pair<Status, std::string_view>, 4> kStatuses = {{
-    {Status::kPassed, "passed"},
-    {Status::kFailed, "failed"},
-    {Status::kSkipped, "skipped"},
-    {Status::kError, "error"},
-}};
+// In the order of Status.
+constexpr auto kStatuses = std::to_array<std::string_view>({"passed", "failed", "skipped", "error"});
+static_assert(kStatuses.size() == static_cast<std::size_t>(Status::kError) + 1);
 
 constexpr std::array<std::pair<const char*, std::uint64_t Leaks::*>, 6> kLeaks = {{
     {"allocations", &Leaks::allocations},
@@ -249,10 +246,9 @@ bool IsIndex(const Json& index) {
 }
 
 std::optional<Status> ParseStatus(std::string_view word) {
-  for (const auto& [value, known] : kStatuses) {
-    if (known == word) return value;
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find(kStatuses, word);
+  if (found == kStatuses.end()) return std::nullopt;
+  return static_cast<Status>(found - kStatuses.begin());
 }
 
 Json ToJson(const Check& check, Json (*number)(double)) {
@@ -412,12 +408,7 @@ std::string SerializeResponse(const Json& response, std::string_view sentinel) {
 
 namespace cppool {
 
-std::string_view ToString(Status status) {
-  for (const auto& [value, word] : protocol::kStatuses) {
-    if (value == status) return word;
-  }
-  return "error";
-}
+std::string_view ToString(Status status) { return protocol::kStatuses.at(static_cast<std::size_t>(status)); }
 
 std::ostream& operator<<(std::ostream& out, Status status) { return out << ToString(status); }
 

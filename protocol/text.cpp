@@ -63,22 +63,8 @@ std::string EchoValue(const Json& value) {
 }
 
 std::string TypeName(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::object:
-      return "an object";
-    case Json::value_t::array:
-      return "an array";
-    case Json::value_t::string:
-      return "a string";
-    case Json::value_t::boolean:
-      return "a boolean";
-    case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
-    case Json::value_t::number_float:
-      return "a number";
-    default:
-      return "null";
-  }
+  if (value.is_null()) return "null";
+  return (value.is_structured() ? "an " : "a ") + std::string(value.type_name());
 }
 
 std::string Join(const std::vector<std::string>& words) {

@@ -43,15 +43,7 @@ std::vector<double> Measurement::Rounds(const std::vector<std::string>& names) c
 }
 
 std::string_view ToString(BenchVerdict verdict) {
-  switch (verdict) {
-    case BenchVerdict::kFaster:
-      return "faster";
-    case BenchVerdict::kSlower:
-      return "slower";
-    case BenchVerdict::kSame:
-      break;
-  }
-  return "same";
+  return verdict == BenchVerdict::kFaster ? "faster" : verdict == BenchVerdict::kSlower ? "slower" : "same";
 }
 
 std::vector<std::string> ShownStages(const std::vector<BenchRow>& rows) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -47,21 +48,10 @@ std::string PoolError::flaky() const {
 }
 
 std::string_view ToString(PoolError::Kind kind) {
-  switch (kind) {
-    case PoolError::Kind::kStart:
-      return "start";
-    case PoolError::Kind::kDied:
-      return "died";
-    case PoolError::Kind::kTimeout:
-      return "timeout";
-    case PoolError::Kind::kProtocol:
-      return "protocol";
-    case PoolError::Kind::kInterrupted:
-      return "interrupted";
-    case PoolError::Kind::kQueue:
-      return "queue";
-  }
-  return "unknown";
+  static constexpr auto kWords =
+      std::to_array<std::string_view>({"start", "died", "timeout", "protocol", "interrupted", "queue"});
+  static_assert(kWords.size() == static_cast<std::size_t>(PoolError::Kind::kQueue) + 1);
+  return kWords.at(static_cast<std::size_t>(kind));
 }
 
 // The state of a Pool in one process. A forked child inherits the parent's state, whose lock may be held by a
