@@ -72,8 +72,9 @@ pid_t Spawn(const SpawnCommand& command, int input, int output, int errors) {
   Check(posix_spawnattr_setsigmask(&attributes.value, &none), "posix_spawn");
   Check(posix_spawnattr_setsigdefault(&attributes.value, &all), "posix_spawn");
   Check(posix_spawnattr_setpgroup(&attributes.value, 0), "posix_spawn");
+  const int group = command.own_group ? POSIX_SPAWN_SETPGROUP : 0;
   Check(posix_spawnattr_setflags(&attributes.value,
-                                 POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF),
+                                 static_cast<short>(group | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF)),
         "posix_spawn");
 
   std::vector<std::string> arguments = command.arguments;
