@@ -13,6 +13,7 @@
 
 #include <cppool/version.h>
 
+#include "base/words.h"
 #include "kernels/build_id.h"
 #include "protocol/framing.h"
 #include "protocol/parameters.h"
@@ -49,11 +50,9 @@ Enum FromWord(const std::array<const char*, 3>& words, const std::string& word) 
 
 // Makes "a; b" of "a\nb\n".
 std::string OneLine(const std::string& text) {
-  std::istringstream in(text);
-  std::string result;
-  for (std::string line; std::getline(in, line);)
-    if (!line.empty()) result += (result.empty() ? "" : "; ") + line;
-  return result;
+  std::vector<std::string> lines = base::Split(text, '\n');
+  std::erase(lines, "");
+  return base::Join(lines, "; ");
 }
 
 // What ranks of agents do not have.

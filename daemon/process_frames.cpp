@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <sstream>
 #include <utility>
 
+#include "base/words.h"
 #include "daemon/failure_kind.h"
 #include "kernels/error.h"
 
@@ -115,9 +115,8 @@ std::vector<std::vector<std::string>> StacksOf(const Json& answer) {
 }
 
 std::vector<std::vector<std::string>> StacksFrom(const std::string& text) {
-  std::istringstream in(text);
   std::vector<std::vector<std::string>> stacks;
-  for (std::string line; std::getline(in, line);) {
+  for (const std::string& line : base::Split(text, '\n')) {
     const std::size_t file = line.find("File \""), end = line.find("\", line ");
     if (line.find("hread 0x") != std::string::npos) stacks.emplace(stacks.begin());
     if (file == std::string::npos || end == std::string::npos || stacks.empty()) continue;

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/words.h"
 #include "daemon/log.h"
 #include "daemon/stack_sampler.h"
 #include "kernels/group_shape.h"
@@ -69,10 +70,9 @@ std::set<int> Awaited(const RankReport& rank) {
 // rank's own.
 std::string ShortStack(const std::vector<std::vector<std::string>>& stacks) {
   const std::vector<std::string>& stack = stacks.size() > 1 ? stacks[1] : stacks[0];
-  std::string text;
-  for (std::size_t i = 0; i < stack.size() && i < kShortFrames; ++i)
-    text += (text.empty() ? "" : " < ") + stack[i];
-  return text;
+  return base::Join(
+      {stack.begin(), stack.begin() + static_cast<std::ptrdiff_t>(std::min(stack.size(), kShortFrames))},
+      " < ");
 }
 
 std::string WhereInPhase(const RankReport& rank) {

@@ -10,6 +10,7 @@
 
 #include "base/digest.h"
 #include "base/utf8.h"
+#include "base/words.h"
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
 #include "protocol/json_text.h"
@@ -43,10 +44,10 @@ const Names& KeysOf(const std::string& operation) {
 std::string ReadOperation(const Json& json) {
   const auto found = json.find("op");
   if (found == json.end())
-    throw InvalidRequest("the request has no \"op\" (known: " + Join(Operations()) + ")");
+    throw InvalidRequest("the request has no \"op\" (known: " + base::Join(Operations()) + ")");
   if (!found->is_string()) {
     throw InvalidRequest("\"op\" must be a string, not " + EchoValue(*found) +
-                         " (known: " + Join(Operations()) + ")");
+                         " (known: " + base::Join(Operations()) + ")");
   }
   std::string operation = found->get<std::string>();
   for (const std::string& known : Operations()) {
@@ -64,7 +65,7 @@ void CheckKeys(const Json& json, const std::string& operation) {
     if (is_in(known, key)) continue;
     if (is_in(KeysOf("run"), key)) {
       throw InvalidRequest("the key " + Quoted(key) + " is for op \"run\", not " + Quoted(operation) +
-                           " (known: " + Join(known) + ")");
+                           " (known: " + base::Join(known) + ")");
     }
     throw InvalidRequest(Unknown("key", key, known, " for op " + Quoted(operation)));
   }

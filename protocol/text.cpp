@@ -2,6 +2,7 @@
 
 #include "base/nearest.h"
 #include "base/utf8.h"
+#include "base/words.h"
 
 namespace cppool::protocol {
 namespace {
@@ -67,19 +68,10 @@ std::string TypeName(const Json& value) {
   return (value.is_structured() ? "an " : "a ") + std::string(value.type_name());
 }
 
-std::string Join(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) {
-    if (!text.empty()) text += ", ";
-    text += word;
-  }
-  return text;
-}
-
 std::string Unknown(const std::string& what, std::string_view name, const std::vector<std::string>& known,
                     const std::string& where) {
   return "unknown " + what + " " + Quoted(name) + where + DidYouMean(name, known) +
-         (known.empty() ? " (there are none)" : " (known: " + Join(known) + ")");
+         (known.empty() ? " (there are none)" : " (known: " + base::Join(known) + ")");
 }
 
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates) {

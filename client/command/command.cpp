@@ -15,6 +15,7 @@
 
 #include "base/new_file.h"
 #include "base/utf8.h"
+#include "base/words.h"
 #include "client/src/attach.h"
 #include "client/src/daemon.h"
 #include "client/suite/value_text.h"
@@ -32,8 +33,7 @@ void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words)
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
   if (words.empty())
-    throw suite::UsageError("a command is missing (known: " + protocol::Join(names) +
-                            "): see `cppool --help`");
+    throw suite::UsageError("a command is missing (known: " + base::Join(names) + "): see `cppool --help`");
   if (std::ranges::find(names, words[0]) != names.end()) return;
   throw suite::UsageError(protocol::Unknown("command", words[0], names));
 }

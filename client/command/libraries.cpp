@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "base/words.h"
 #include "client/suite/value_text.h"
 #include "protocol/parameters.h"
 
@@ -142,7 +143,7 @@ void LoadedCases::CheckUsed(const std::vector<suite::Cell>& cells) const {
     };
     if (cells.empty() || std::ranges::any_of(cells, is_of_library)) continue;
     throw suite::UsageError("--load " + library.file + ": nothing of it would run. It has the " +
-                            (library.cases.size() == 1 ? "case " : "cases ") + protocol::Join(library.cases) +
+                            (library.cases.size() == 1 ? "case " : "cases ") + base::Join(library.cases) +
                             ": name one, by --case or as \"case\" of a suite, or leave the library out");
   }
 }

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/event.h"
+#include "base/words.h"
 #include "client/command/case_output.h"
 #include "client/command/cell_files.h"
 #include "client/command/command.h"
@@ -375,7 +376,7 @@ class Rounds {
       }
       streams_.out << std::flush;
       if (saved_.empty()) {
-        streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
+        streams_.err << "cppool: waiting for a save of " << base::Join(Named())
                      << " or of a file that is included; Ctrl-C ends this" << std::endl;
         saved_ = watch.Wait();
       }

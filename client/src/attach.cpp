@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/file_cache.h"
+#include "base/words.h"
 #include "client/src/members.h"
 #include "client/src/pool_options.h"
 
@@ -122,7 +123,7 @@ Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& la
   });
   if (!lacks.empty())
     throw std::invalid_argument("this server is older than its client, and has not the features " +
-                                protocol::Join(lacks) + ": end it with `cppool stop` and start another");
+                                base::Join(lacks) + ": end it with `cppool stop` and start another");
   Attachment result;
   std::string op, stamp;
   Json pool = Json::object();

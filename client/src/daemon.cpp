@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/poll_timeout.h"
+#include "base/words.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/process.h"
@@ -40,7 +41,7 @@ base::SpawnCommand DaemonCommand(const PoolOptions& options) {
   if (options.launch)  // it says before who has not come
     command.environment.push_back("CPPOOL_START_LIMIT_MS=" + std::to_string(options.start_limit.count()));
   if (!options.devices.empty())
-    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + DeviceList(options.devices));
+    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + base::Join(options.devices, ","));
   for (const auto& [name, value] : options.environment) command.environment.push_back(name + "=" + value);
   return command;
 }
@@ -71,12 +72,6 @@ bool Interrupted(const PoolOptions& options) {
   } catch (...) {  // dropped, as those of the other functions
     return false;
   }
-}
-
-std::string DeviceList(const std::vector<std::string>& devices) {
-  std::string list;
-  for (const std::string& device : devices) list += (&device == &devices.front() ? "" : ",") + device;
-  return list;
 }
 
 std::vector<std::string> DaemonArguments(const PoolOptions& options) {

@@ -41,7 +41,6 @@ inline constexpr std::chrono::milliseconds kInterruptionCheck{100};
 bool Interrupted(const PoolOptions& options);
 // Returns the words of the command line after the program.
 std::vector<std::string> DaemonArguments(const PoolOptions& options);
-std::string DeviceList(const std::vector<std::string>& devices);  // as CUDA_VISIBLE_DEVICES has it
 
 class Daemon {
  public:

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/words.h"
 #include "client/suite/value_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
@@ -220,7 +221,7 @@ std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Fi
       known.push_back("... (" + std::to_string(values.size()) + " in all)");
     }
     text += (text.empty() ? "" : "; ") + std::string("no cell has ") + filter.key + "=" + filter.value +
-            nearest + " (known: " + protocol::Join(known) + ")";
+            nearest + " (known: " + base::Join(known) + ")";
   }
   if (!text.empty()) return text;
   const FiltersByKey by_key = ByKey(filters);

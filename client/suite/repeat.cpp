@@ -6,6 +6,7 @@
 #include <sstream>
 #include <type_traits>
 
+#include "base/words.h"
 #include "client/src/daemon.h"
 #include "client/src/request.h"
 #include "client/src/shell.h"
@@ -69,7 +70,7 @@ std::vector<std::string> OptionWords(const PoolOptions& pool, const std::vector<
   };
   if (pool.backend != "auto") add("--backend", pool.backend);
   if (pool.transport != "auto") add("--transport", pool.transport);
-  if (!pool.devices.empty()) add("--devices", client::DeviceList(pool.devices));  // '' for no device
+  if (!pool.devices.empty()) add("--devices", base::Join(pool.devices, ","));  // '' for no device
   if (!pool.daemon.empty()) add("--daemon", pool.daemon);
   if (!pool.attach.empty()) add("--attach", pool.attach);
   if (pool.launch) add("--launch", *pool.launch);
@@ -108,7 +109,7 @@ std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request
     command += " " + client::ShellQuote(WithoutSecrets(protocol::SerializeRequest(request)));
   command += " | " + Assignments(options);
   if (!options.devices.empty())
-    command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(client::DeviceList(options.devices)) + " ";
+    command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(base::Join(options.devices, ",")) + " ";
   options.sentinel.clear();
   std::vector<std::string> words = client::DaemonArguments(options);
   for (const char* option : {"--backend", "--transport"})

@@ -17,6 +17,7 @@
 
 #include "base/new_file.h"
 #include "base/unique_fd.h"
+#include "base/words.h"
 
 namespace cppool::base {
 namespace {
@@ -231,13 +232,13 @@ std::string CacheFolder() {
     folders.push_back(std::string(home) + "/.cache/cppool");
   std::error_code ignored;
   folders.push_back((fs::temp_directory_path(ignored) / ("cppool-" + std::to_string(geteuid()))).string());
-  std::string reasons;
+  std::vector<std::string> reasons;
   for (const std::string& folder : folders) {
     const std::string why = WhyUnusable(folder, Maker::kCppool);
     if (why.empty()) return folder;
-    reasons += (reasons.empty() ? "" : "; ") + why;
+    reasons.push_back(why);
   }
-  throw FileError("there is no folder for cached files (" + reasons + "): " + kOtherFolder);
+  throw FileError("there is no folder for cached files (" + Join(reasons, "; ") + "): " + kOtherFolder);
 }
 
 FileCache::FileCache(const std::string& name, Limits limits)
