@@ -23,7 +23,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-const Names& Operations() {
+const Names& Operations() {  // in the order of Operation
   static const Names names = {"hello", "list", "run", "validate", "stats", "shutdown", "cancel", "status"};
   return names;
 }
@@ -359,40 +359,14 @@ void WriteOptions(const RunOptions& options, Json& json) {
   if (!options.python.empty()) json.erase("case");
 }
 
-class Serializer {
- public:
-  explicit Serializer(Json& to) : json_(to) {}
-  void operator()(const HelloRequest&) const { json_["op"] = "hello"; }
-  void operator()(const ListRequest& list) const {
-    json_["op"] = "list";
-    if (!list.load.empty()) json_["load"] = list.load;
-  }
-  void operator()(const StatsRequest&) const { json_["op"] = "stats"; }
-  void operator()(const ShutdownRequest&) const { json_["op"] = "shutdown"; }
-  void operator()(const CancelRequest& cancel) const {
-    json_["op"] = "cancel";
-    json_["cancels"] = cancel.cancels;
-  }
-  void operator()(const StatusRequest&) const { json_["op"] = "status"; }
-  void operator()(const RunRequest& run) const {
-    json_["op"] = "run";
-    AddRun(run);
-  }
-  void operator()(const ValidateRequest& validate) const {
-    json_["op"] = "validate";
-    AddRun(validate.run);
-  }
-
- private:
-  void AddRun(const RunRequest& run) const {
-    if (run.python.empty()) json_[run.from_kwargs ? "kwargs" : "params"] = run.params;
-    WriteOptions(run, json_);
-  }
-
-  Json& json_;
-};
-
 }  // namespace
+
+const std::string& NameOf(const Operation& operation) { return Operations().at(operation.index()); }
+
+const RunRequest* RunOf(const Operation& operation) {
+  if (const auto* validate = std::get_if<ValidateRequest>(&operation)) return &validate->run;
+  return std::get_if<RunRequest>(&operation);
+}
 
 std::vector<std::string> NamedLibraries(const RunRequest& request) {
   std::vector<std::string> files = request.load;
@@ -437,7 +411,14 @@ RunRequest MakeRun(const RunOptions& options, Json params) {
 std::string SerializeRequest(const Request& request) {
   Json json = Json::object();
   if (request.id) json["id"] = *request.id;
-  std::visit(Serializer{json}, request.operation);
+  json["op"] = NameOf(request.operation);
+  if (const auto* list = std::get_if<ListRequest>(&request.operation); list && !list->load.empty())
+    json["load"] = list->load;
+  if (const auto* cancel = std::get_if<CancelRequest>(&request.operation)) json["cancels"] = cancel->cancels;
+  if (const RunRequest* run = RunOf(request.operation)) {
+    if (run->python.empty()) json[run->from_kwargs ? "kwargs" : "params"] = run->params;
+    WriteOptions(*run, json);
+  }
   RefuseWhatJsonCannotSay(json);
   return json.dump();
 }

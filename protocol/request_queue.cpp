@@ -30,11 +30,7 @@ bool CanBeCancelled(const IncomingRequest& request) { return request.run() && re
 IncomingRequest::IncomingRequest(const LineReader::Line& line, const RunOptions& defaults)
     : content(Parse(line, defaults)) {}
 
-const RunRequest* IncomingRequest::run() const {
-  if (!request()) return nullptr;
-  if (const auto* validate = std::get_if<ValidateRequest>(&request()->operation)) return &validate->run;
-  return std::get_if<RunRequest>(&request()->operation);
-}
+const RunRequest* IncomingRequest::run() const { return request() ? RunOf(request()->operation) : nullptr; }
 
 const std::optional<Json>& IncomingRequest::id() const {
   return request() ? request()->id : std::get<RequestError>(content).id;

@@ -20,17 +20,9 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMostPools = 64;
 
-const protocol::RunRequest* RunOf(const protocol::Operation& operation) {
-  const auto* validate = std::get_if<protocol::ValidateRequest>(&operation);
-  return validate ? &validate->run : std::get_if<protocol::RunRequest>(&operation);
-}
-
 std::string What(const protocol::Operation& operation) {
-  constexpr const char* kOps[] = {"hello", "list",     "run",    "validate",
-                                  "stats", "shutdown", "cancel", "status"};
-  static_assert(std::size(kOps) == std::variant_size_v<protocol::Operation>);
   const auto* run = RunOf(operation);
-  return kOps[operation.index()] + (run ? " " + run->case_name : std::string());
+  return protocol::NameOf(operation) + (run ? " " + run->case_name : std::string());
 }
 
 double SecondsSince(Clock::time_point time) {

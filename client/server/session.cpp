@@ -85,8 +85,7 @@ std::optional<std::pair<std::optional<Json>, bool>> ParseTurn(std::string_view l
 
 bool Session::Item::is_run() const {
   const auto* operation = std::get_if<protocol::Operation>(&work);
-  return operation && (std::holds_alternative<protocol::RunRequest>(*operation) ||
-                       std::holds_alternative<protocol::ValidateRequest>(*operation));
+  return operation && protocol::RunOf(*operation);
 }
 
 Session::Session(Host& host, base::UniqueFd socket, pid_t pid)

@@ -66,6 +66,14 @@ std::string Seconds(milliseconds time) {
   return text.str();
 }
 
+void Log(const PoolOptions& options, std::string_view line) {
+  if (!options.log) return;
+  try {
+    options.log(line);
+  } catch (...) {  // dropped, as pool.h says
+  }
+}
+
 bool Interrupted(const PoolOptions& options) {
   try {
     return options.interrupted && options.interrupted();
@@ -332,7 +340,7 @@ void Daemon::DropStale(Clock::time_point until) {
   }
   Json answer;
   while (NextAnswer(0, until, &answer) && Clock::now() < until)
-    Log("an answer without a request, ignored: " + Excerpt(protocol::JsonText(answer)));
+    Log(options_, "an answer without a request, ignored: " + Excerpt(protocol::JsonText(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {
@@ -361,7 +369,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
     bool bare_noise = options_.sentinel.empty() && line->text.rfind('{', 0) != 0;
     if (!text || bare_noise) {
       if (!options_.log) continue;
-      Log(line->text);  // may be slow, for any number of lines
+      Log(options_, line->text);  // may be slow, for any number of lines
       if (Clock::now() >= until) return false;
       continue;
     }
@@ -379,7 +387,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
                  Name() + "answered with JSON that is not an object: " + Excerpt(*text)};
     auto answered = answer->find("id");
     if (answered != answer->end() && *answered == id && answer->contains("progress")) {
-      Log(*text);
+      Log(options_, *text);
       if (Clock::now() >= until) return false;
       continue;
     }
@@ -390,7 +398,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
       throw Lost{PoolError::Kind::kProtocol, Name() + "answered without the id: " + Excerpt(*text)};
     }
     if (GiveSideAnswer(*answered, *answer)) continue;
-    Log("an answer to another request, ignored: " + Excerpt(*text));
+    Log(options_, "an answer to another request, ignored: " + Excerpt(*text));
     if (options_.log && Clock::now() >= until) return false;
   }
   return false;
@@ -412,14 +420,6 @@ std::string Daemon::Name() const {
     return "the server (pid " + std::to_string(peer_->pid()) + ", " + SocketPath(options_.attach) + ") ";
   return "cppoold (pid " + std::to_string(peer_->pid()) + ", world size " +
          std::to_string(options_.world_size) + ") ";
-}
-
-void Daemon::Log(std::string_view line) const {
-  if (!options_.log) return;
-  try {
-    options_.log(line);
-  } catch (...) {  // dropped, as pool.h says
-  }
 }
 
 bool Daemon::Stop() {

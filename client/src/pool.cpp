@@ -137,8 +137,7 @@ class Pool::State {
 
   // The answer as it is.
   Json AskAny(const protocol::Operation& operation) {
-    const auto* validate = std::get_if<protocol::ValidateRequest>(&operation);
-    const auto* run = validate ? &validate->run : std::get_if<protocol::RunRequest>(&operation);
+    const protocol::RunRequest* run = protocol::RunOf(operation);
     if (!run) return Ask(operation);
     return Ask(
         operation, AnswerLimit(*run), [](Json answer, const auto&) { return answer; }, &side_);
@@ -341,13 +340,7 @@ class Pool::State {
     return earlier.empty() ? message : earlier.back().error + "; then " + message;
   }
 
-  void Log(std::string_view line) const {
-    if (!options_.log) return;
-    try {
-      options_.log(line);
-    } catch (...) {  // dropped, as pool.h says
-    }
-  }
+  void Log(std::string_view line) const { client::Log(options_, line); }
 
   static thread_local const State* reads_stderr_of_;  // set on the thread that calls on_stderr
   PoolOptions options_;
