@@ -95,8 +95,7 @@ class Bench {
                          arguments.world_sizes, axes_)),
         progress_(streams_.err, streams_.terminal, points_.size()),
         // Each point runs in its own world and in that of one GPU: both stay warm.
-        runner_(ToPoolOptions(arguments.daemon),
-                {.keep_worlds = true, .leaks_are_errors = arguments.leaks_are_errors}),
+        runner_(arguments.daemon.pool, {.keep_worlds = true, .leaks_are_errors = arguments.leaks_are_errors}),
         measurer_(runner_, PlanOf(arguments), [this](double share) { ShowProgress(share); }) {
     if (!arguments.baseline.empty()) {
       baseline_.emplace(arguments.baseline, arguments.slower_than / 100);
@@ -307,8 +306,8 @@ class Bench {
     options.deadline = ToMilliseconds(arguments_.deadline);
     options.kernels = kernels;
     defaults.deadline = {};  // `run` has another one than `bench`
-    std::vector<std::string> words = suite::OptionWords(
-        ToPoolOptions(arguments_.daemon), loaded_->FilesWith(cell.case_name), options, defaults);
+    std::vector<std::string> words =
+        suite::OptionWords(arguments_.daemon.pool, loaded_->FilesWith(cell.case_name), options, defaults);
     const auto add = [&](const char* option, const std::string& value) {
       words.insert(words.end(), {option, value});
     };

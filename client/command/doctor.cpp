@@ -134,7 +134,7 @@ bool Try(PoolOptions options, int world_size, std::ostream& out) {
 
 int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   std::ostream& out = streams.out;
-  PoolOptions options = ToPoolOptions(arguments);
+  PoolOptions options = arguments.pool;
   options.case_files = arguments.libraries;
   std::string daemon = FindDaemon(options);
   out << "cppool " << CPPOOL_VERSION << "\n";

@@ -35,20 +35,9 @@ constexpr const char* kNotBegun = "cancelled before its first iteration";
 
 struct PipeArguments {
   DaemonArguments daemon;
-  int world_size = 2;
   RunOptions defaults;
   double deadline = std::chrono::duration<double>(defaults.deadline).count();
-  int retries = 0;
-  bool allow_faults = false;
 };
-
-PoolOptions ToPoolOptions(const PipeArguments& arguments) {
-  PoolOptions options = ToPoolOptions(arguments.daemon);
-  options.world_size = arguments.world_size;
-  options.retries = arguments.retries;
-  if (arguments.allow_faults) options.arguments.emplace_back("--allow-faults");
-  return options;
-}
 
 void WriteStderr(std::string_view before, std::string_view line) {
   std::string text(before);
@@ -100,7 +89,7 @@ class Pipe {
  public:
   Pipe(const PipeArguments& arguments, base::UniqueFd requests, base::StdoutChannel answers)
       : arguments_(arguments), answers_(std::move(answers)), requests_(std::move(requests)), pool_([&] {
-          PoolOptions options = ToPoolOptions(arguments);
+          PoolOptions options = arguments.daemon.pool;
           options.on_stderr = [](std::string_view line) { WriteStderr("", line); };
           options.log = [this](std::string_view line) { TakeLog(line); };
           options.interrupted = [this] { return interrupted_ || ending_ || NobodyReads(); };
@@ -276,16 +265,18 @@ void AddPipe(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<PipeArguments>();
   CLI::App* pipe = app.add_subcommand(
       "pipe", "Reads requests of the daemon's protocol from stdin, and writes an answer to each to stdout");
-  pipe->add_option("--world-size", arguments->world_size, "Number of ranks")
+  pipe->add_option("--world-size", arguments->daemon.pool.world_size, "Number of ranks")
       ->check(CLI::Range(1, protocol::kMaxWorldSize))
       ->capture_default_str();
   AddDeadline(*pipe, &arguments->deadline, "Seconds for each run that has no deadline_ms");
   AddDaemonOptions(*pipe, &arguments->daemon);
-  pipe->add_option("--retries", arguments->retries,
+  pipe->add_option("--retries", arguments->daemon.pool.retries,
                    "Asks again, up to so often, when the daemon of a request died: the answer is then flaky")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
-  pipe->add_flag("--allow-faults", arguments->allow_faults, "Requests may have a fault, for tests");
+  pipe->add_flag_callback(
+      "--allow-faults", [arguments] { arguments->daemon.pool.arguments.emplace_back("--allow-faults"); },
+      "Requests may have a fault, for tests");
   pipe->callback([arguments, streams, exit_code] {
     base::UniqueFd requests = base::TakeStdin();
     Pipe session(*arguments, std::move(requests), base::StdoutChannel::TakeStdout());

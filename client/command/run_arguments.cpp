@@ -243,7 +243,7 @@ std::vector<suite::Cell> CellsOf(const RunArguments& arguments, const Streams& s
 }
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
-  PoolOptions options = ToPoolOptions(arguments.daemon);
+  PoolOptions options = arguments.daemon.pool;
   // A retry in a fresh daemon would hide from a diagnosis what earlier cells have polluted.
   options.retries = arguments.diagnose ? 0 : arguments.retries.value_or(1);
   if (arguments.options.fault) options.arguments.emplace_back("--allow-faults");

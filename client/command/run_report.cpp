@@ -324,7 +324,7 @@ std::string RunReport::Repeat(const suite::Cell& cell) const {
   RunOptions options = ToRunOptions(arguments_);
   if (for_each_) options.dump = options.trace = "";
   std::vector<std::string> words =
-      suite::OptionWords(ToPoolOptions(arguments_.daemon), loaded_.FilesWith(cell.case_name), options);
+      suite::OptionWords(arguments_.daemon.pool, loaded_.FilesWith(cell.case_name), options);
   if (arguments_.leaks_are_errors) words.insert(words.end(), {"--leaks", "error"});
   return suite::RepeatCommand(streams_.program, cell, words);
 }
