@@ -293,10 +293,14 @@ class Bench {
     if (alone.params.contains("cp_comm_type"))
       alone.params["cp_comm_type"] = "p2p";  // with one rank all schedules are the same
     const auto [known, fresh] = one_gpu_.try_emplace(alone.params.dump());
-    if (fresh) {
-      doing_ = "on one GPU: " + cell.name;
+    if (!fresh) return known->second;
+    doing_ = "on one GPU: " + cell.name;
+    const auto nodes = runner_.worlds().at(cell.world_size).value("nodes", Json::array()).size();
+    if (nodes > 1)
+      for (Measurement& none : known->second = std::vector<Measurement>(libraries_.size()))
+        none.error = "one rank cannot be on " + std::to_string(nodes) + " nodes";
+    else
       known->second = measurer_.MeasureAlone(alone, libraries_);
-    }
     return known->second;
   }
 
