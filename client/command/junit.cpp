@@ -17,37 +17,22 @@ std::size_t XmlCharacter(std::string_view text) {
   return control || code == 0xFFFE || code == 0xFFFF ? 0 : length;
 }
 
-// Returns XML text or the value of an attribute: markup is escaped; control characters and bytes that XML 1.0
-// forbids become '?'.
+}  // namespace
+
 std::string XmlEscape(std::string_view text) {
   std::string result;
   while (!text.empty()) {
-    std::size_t length = XmlCharacter(text);
-    switch (length == 0 ? '\0' : text[0]) {
-      case '\0':
-        result += '?';
-        break;
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += text.substr(0, length);
-    }
+    const std::size_t length = XmlCharacter(text);
+    result += length == 0      ? "?"
+              : text[0] == '&' ? "&amp;"
+              : text[0] == '<' ? "&lt;"
+              : text[0] == '>' ? "&gt;"
+              : text[0] == '"' ? "&quot;"
+                               : text.substr(0, length);
     text.remove_prefix(length == 0 ? 1 : length);
   }
   return result;
 }
-
-}  // namespace
 
 void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<JunitCase>& cases) {
   using Outcome = JunitCase::Outcome;
