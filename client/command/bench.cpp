@@ -185,8 +185,7 @@ class Bench {
         const Outcome outcome = runner_.Validate(point.cell, options);
         const bool unanswered = outcome.asked && !outcome.result;
         lost = lost || unanswered;
-        if (unanswered ||
-            (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request"))
+        if (unanswered || outcome.refused())
           refused.insert(RowName(point, results_.kernels[i]) + ": " + outcome.error);
         const auto hello = runner_.worlds().find(point.cell.world_size);
         if (!outcome.asked || hello == runner_.worlds().end()) continue;

@@ -271,9 +271,7 @@ class Run {
   // A refused request is not run again: it would be refused again. A case that passed and left something
   // behind needs no diagnosis.
   bool Diagnosable(const Outcome& outcome) const {
-    const bool refused =
-        outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
-    return arguments_.diagnose && outcome.failed() && outcome.asked && !refused &&
+    return arguments_.diagnose && outcome.failed() && outcome.asked && !outcome.refused() &&
            !(outcome.result && outcome.result->ok());
   }
 
