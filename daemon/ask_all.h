@@ -34,7 +34,7 @@ class Questions {
       if (!asked_[i] || asked_[i]->back) asked_[i] = Start(function, i);
     const std::vector<std::shared_ptr<Question>> asked = asked_;
     shared_->changed.wait_until(lock, until, [&] {
-      return std::all_of(asked.begin(), asked.end(), [](const auto& question) { return question->back; });
+      return std::ranges::all_of(asked, [](const auto& question) { return question->back; });
     });
     std::vector<std::optional<Result>> results;
     for (const auto& question : asked) results.push_back(question->result);

@@ -1,7 +1,6 @@
 #include "daemon/case_context.h"
 
 #include <cmath>
-#include <cstddef>
 #include <exception>
 
 #include <utility>

@@ -94,7 +94,7 @@ bool CaseRun::WaitForRanks(RankReports::Clock::time_point until, std::optional<R
 
 std::vector<RankReport> CaseRun::Collect() {
   std::vector<RankReport> reports = reports_->Get();
-  const auto all_done = [&] { return std::all_of(reports.begin(), reports.end(), IsDone); };
+  const auto all_done = [&] { return std::ranges::all_of(reports, IsDone); };
   if (!all_done()) {
     const std::vector<RankReport> now = SnapshotsOf(runners_, false);
     for (std::size_t i = 0; i < reports.size(); ++i) {

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "daemon/crash_reporter.h"

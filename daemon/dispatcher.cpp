@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <stdexcept>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
@@ -232,20 +230,10 @@ std::string Dispatcher::TimeoutAnswer() const {
 }
 
 void Dispatcher::Count(Status status) {
-  switch (status) {
-    case Status::kPassed:
-      ++counts_.passed;
-      break;
-    case Status::kFailed:
-      ++counts_.failed;
-      break;
-    case Status::kSkipped:
-      ++counts_.skipped;
-      break;
-    case Status::kError:
-      ++counts_.errors;
-      break;
-  }
+  ++(status == Status::kPassed    ? counts_.passed
+     : status == Status::kFailed  ? counts_.failed
+     : status == Status::kSkipped ? counts_.skipped
+                                  : counts_.errors);
 }
 
 Answer Dispatcher::FinishLoaded(Json response) const {

@@ -6,12 +6,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "daemon/crash_reporter.h"
 #include "daemon/ranks.h"

@@ -19,8 +19,7 @@ using protocol::Status;
 std::string NameOf(const Check& check) { return check.tensor + " against " + check.against; }
 
 const Check* FailedCheck(const std::vector<Check>& checks) {
-  const auto failed =
-      std::find_if(checks.begin(), checks.end(), [](const Check& check) { return !check.ok; });
+  const auto failed = std::ranges::find_if(checks, [](const Check& check) { return !check.ok; });
   return failed == checks.end() ? nullptr : &*failed;
 }
 
@@ -65,13 +64,11 @@ void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
     char numbers[160];
     std::snprintf(numbers, sizeof(numbers), "max_abs_err %.4g, rel_err %.4g, tolerance %.4g",
                   check->max_abs_err, check->rel_err, check->tolerance);
-    const auto failed =
-        std::count_if(result.checks.begin(), result.checks.end(), [](const Check& each) { return !each.ok; });
+    const auto failed = std::ranges::count_if(result.checks, [](const Check& each) { return !each.ok; });
     // A reason that is about another tensor does not explain these numbers.
-    const bool explained =
-        !reason.empty() && std::none_of(result.checks.begin(), result.checks.end(), [&](const Check& each) {
-          return NameOf(each) != NameOf(*check) && reason.starts_with(NameOf(each) + ": ");
-        });
+    const bool explained = !reason.empty() && std::ranges::none_of(result.checks, [&](const Check& each) {
+      return NameOf(each) != NameOf(*check) && reason.starts_with(NameOf(each) + ": ");
+    });
     const std::string worst = DescribeWorst(*check);
     result.status = Status::kFailed;
     result.error = "rank " + std::to_string(check->rank) + ": " + NameOf(*check) + ": " + numbers +
@@ -100,8 +97,8 @@ void AddTflops(const std::vector<RankReport>& reports, RunResult& result) {
   std::vector<std::pair<std::string, double>> total;  // floating-point operations of all ranks
   for (const RankReport& report : reports) {
     for (const auto& [stage, flops] : report.work) {
-      const auto known = std::find_if(total.begin(), total.end(),
-                                      [&name = stage](const auto& t) { return t.first == name; });
+      const auto known =
+          std::ranges::find_if(total, [&name = stage](const auto& t) { return t.first == name; });
       if (known == total.end()) {
         total.emplace_back(stage, flops);
       } else {
@@ -128,8 +125,8 @@ const RankReport* Cause(const std::vector<RankReport>& reports) {
   const auto weight = [](const RankReport& report) {
     return std::pair(report.failure.origin, report.failure.order);
   };
-  const auto best = std::min_element(reports.begin(), reports.end(),
-                                     [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
+  const auto best =
+      std::ranges::min_element(reports, [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
   if (best == reports.end() || best->failure.origin == FailureOrigin::kNone) return nullptr;
   // A failure of the culprit that it names explains it better.
   const auto named = static_cast<std::size_t>(best->failure.culprit);
@@ -141,7 +138,7 @@ const RankReport* Cause(const std::vector<RankReport>& reports) {
 }
 
 bool NeedsProbe(const std::vector<RankReport>& reports, bool aborted) {
-  return aborted || std::any_of(reports.begin(), reports.end(), [](const RankReport& report) {
+  return aborted || std::ranges::any_of(reports, [](const RankReport& report) {
            const cppool_status status = report.failure.status;
            return report.needs_probe || (status != CPPOOL_OK && status != CPPOOL_MISMATCH &&
                                          status != CPPOOL_CANCELLED && !IsSkip(ToFailureKind(status)));

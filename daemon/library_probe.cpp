@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -12,9 +11,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
+#include <system_error>
 #include <thread>
 
 #include "base/poll_timeout.h"
+#include "base/spawn.h"
 #include "base/stdout_channel.h"
 #include "base/unique_fd.h"
 #include "daemon/case_registry.h"
@@ -36,15 +37,7 @@ constexpr const char* kBad = "bad ";  // and the error's text
 constexpr std::chrono::seconds kKillLimit{1};
 constexpr std::size_t kMostOutput = 64 << 10;
 
-const char* NameOf(LibraryKind kind) {
-  switch (kind) {
-    case LibraryKind::kCases:
-      break;
-    case LibraryKind::kKernels:
-      return "kernels";
-  }
-  return "cases";
-}
+const char* NameOf(LibraryKind kind) { return kind == LibraryKind::kKernels ? "kernels" : "cases"; }
 
 // A process that is killed with its object, unless it has been waited for.
 class Child {
@@ -54,27 +47,13 @@ class Child {
     int fds[2];
     if (pipe2(fds, O_CLOEXEC) != 0) Fail(path, errno);
     output_ = UniqueFd(fds[0]);
-    const UniqueFd theirs(fds[1]);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, theirs.get(), STDOUT_FILENO);
-    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setsigdefault(&attributes, &all);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    std::vector<char*> words;
-    for (const std::string& word : arguments) words.push_back(const_cast<char*>(word.c_str()));
-    words.push_back(nullptr);
-    const int error = posix_spawn(&pid_, program.c_str(), &actions, &attributes, words.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
-    if (error != 0) Fail(path, error);
+    const UniqueFd theirs(fds[1]), nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    try {
+      // In the daemon's group: what it starts ends with the daemon.
+      pid_ = base::Spawn({program, arguments, {}, false}, nothing.get(), theirs.get(), STDERR_FILENO);
+    } catch (const std::system_error& error) {
+      Fail(path, error.code().value());
+    }
   }
   ~Child() {
     if (pid_ <= 0) return;
@@ -160,7 +139,7 @@ void ProbeLibrary(const std::string& program, LibraryKind kind, const std::strin
     throw LibraryError(path +
                        ": there is no time to try it before the daemon loads it, since the request's "
                        "deadline is near: choose a longer deadline");
-  Child child(program, {"cppoold", kProbeOption, NameOf(kind), file, path}, path);
+  Child child(program, {kProbeOption, NameOf(kind), file, path}, path);
   const auto verdict = child.ReadAll(until);
   if (!verdict)
     throw LibraryError(when + "did not return within " + Seconds(Clock::now() - start) +
@@ -184,8 +163,7 @@ int RunProbe(const std::string& kind, const std::string& file, const std::string
   std::string text = kGood;
   try {
     const LibraryKind kinds[] = {LibraryKind::kCases, LibraryKind::kKernels};
-    const auto known = std::find_if(std::begin(kinds), std::end(kinds),
-                                    [&](LibraryKind one) { return kind == NameOf(one); });
+    const auto known = std::ranges::find_if(kinds, [&](LibraryKind one) { return kind == NameOf(one); });
     if (known == std::end(kinds)) throw LibraryError("unknown kind of library " + kind);
     CheckTable(*known, OpenLibrary(file, path), path);
   } catch (const std::exception& error) {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>

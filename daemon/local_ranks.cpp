@@ -289,7 +289,7 @@ std::vector<RankReport> LocalRanks::Snapshots(bool stacks) const {
 CrashPlace LocalRanks::PlaceOf(pid_t thread) const {
   CrashPlace crashed;
   const std::vector<pid_t> ids = world_.threads().ids();
-  const auto own = std::find(ids.begin(), ids.end(), thread);
+  const auto own = std::ranges::find(ids, thread);
   if (own != ids.end()) {
     crashed.rank = place().first + static_cast<int>(own - ids.begin());
     const auto& runtime = world_.rank(*crashed.rank);

@@ -5,9 +5,7 @@
 //   3              cannot go on: the last answer is `fatal`, or stderr says why
 //   128 + SIGTERM  SIGTERM during the start or a request, or 1 s into an end that hangs
 // and that of a call of exit() by a case or a library.
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +24,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/event.h"
 #include "base/stdout_channel.h"
 #include "daemon/attention_case/attention_case.h"
 #include "daemon/case_registry.h"
@@ -58,6 +57,7 @@ namespace {
 
 using namespace cppool::daemon;
 using cppool::StartFailure;
+using cppool::base::Event;
 using cppool::base::StdoutChannel;
 using cppool::base::UniqueFd;
 using Clock = std::chrono::steady_clock;
@@ -72,19 +72,12 @@ constexpr std::chrono::seconds kLastAnswerLimit{2};  // for a client that does n
 constexpr std::chrono::seconds kExitLimit{10};       // for destructors and exit handlers, libraries' too
 constexpr std::chrono::seconds kTerminatedLimit{1};  // for what is left of the end when SIGTERM comes
 
-int terminate_pipe_in = -1;  // for the signal handler
+const Event* terminate_event = nullptr;  // for the signal handler
 
 extern "C" void OnTerminate(int) {
   const int error = errno;
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(terminate_pipe_in, &one, sizeof(one));
+  terminate_event->Set();
   errno = error;
-}
-
-UniqueFd MakeEvent() {
-  UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event) throw StartError("eventfd: out of file descriptors?", cppool::protocol::FailureKind::kInternal);
-  return event;
 }
 
 // Ends a daemon that cannot start: writes the error for people, then the line for programs. `failure` is what
@@ -142,14 +135,13 @@ class Daemon {
   // Throws what kept it from starting. What is made here lives until the process has ended: libraries'
   // destructors, which run after main, are watched over as requests are.
   int Run() {
-    start_.stage = "process";
     UniqueFd requests =
         cppool::base::TakeStdin();  // first: with stdin closed, the next descriptor opened would be 0
     RestrainForkedChildren(requests.get(), answers_.fd());
     CatchTermination();
     CatchCrashes();
     const pid_t parent = ParentToWatch();
-    watchdog_.emplace(parent, terminate_.get(),
+    watchdog_.emplace(parent, terminate_.fd(),
                       Watchdog::Events{[this] { DeadlinePassed(); }, [parent] { EndOrphaned(parent); },
                                        [this] { Terminate(); }});
 
@@ -310,9 +302,7 @@ class Daemon {
 
   // SIGTERM makes `terminate_` readable, for the watchdog.
   void CatchTermination() {
-    terminate_ = MakeEvent();
-    stop_ = MakeEvent();
-    terminate_pipe_in = terminate_.get();
+    terminate_event = &terminate_;
     struct sigaction action {};
     action.sa_handler = OnTerminate;
     action.sa_flags = SA_RESTART;
@@ -382,7 +372,7 @@ class Daemon {
     events.tick = [this] {
       dispatcher_->Progress([this](std::string_view line) { answers_.WriteIfReady(line); });
     };
-    requests_.emplace(std::move(input), stop_.get(), queue_, std::move(events), idle_limit);
+    requests_.emplace(std::move(input), stop_.fd(), queue_, std::move(events), idle_limit);
   }
 
   void Serve() {
@@ -438,8 +428,7 @@ class Daemon {
     }
     Phase waiting = Phase::kWaiting;
     if (!phase_.compare_exchange_strong(waiting, Phase::kStopping)) End(kTerminated);
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof(one));
+    stop_.Set();
   }
 
   const Options options_;
@@ -447,8 +436,7 @@ class Daemon {
   const Clock::time_point started_;
   const double spawn_ms_;
   StartFailure& start_;
-  UniqueFd terminate_;
-  UniqueFd stop_;
+  const Event terminate_, stop_;
   // SIGTERM in kWaiting leads to an orderly end, and in kEnding it shortens the time that the end may take;
   // in the other phases it ends the process at once: in kBusy also while the world closes. In kEnding, when
   // the world is closed, a destructor on the main thread may get stuck, or one of a rank's thread: then the
@@ -509,6 +497,7 @@ int main(int argc, char** argv) {
         _exit(kCannotStart);
       }
     }
+    start.stage = "process";
     LabelRankOutput();           // after the log has its stream: its lines name the rank themselves
     static auto* const daemon =  // never destroyed
         new Daemon(std::move(*parsed.options), std::move(answers), started, spawn_ms, start);

@@ -26,7 +26,7 @@ bool MemoryMeeting::Begin(int, bool clean) {
 std::optional<Meeting::Obstacle> MemoryMeeting::FirstIteration(int rank) {
   std::unique_lock lock(mutex_);
   here_[static_cast<std::size_t>(rank)] = true;
-  if (std::all_of(here_.begin(), here_.end(), [](bool here) { return here; })) {
+  if (std::ranges::all_of(here_, [](bool here) { return here; })) {
     decided_ = true;
     met_.notify_all();
   }
@@ -41,7 +41,7 @@ void MemoryMeeting::Leave(int rank, cppool_status status) {
   if (decided_) return;
   if (status != CPPOOL_OK && status != CPPOOL_MISMATCH)
     obstacle_ = {rank, status};
-  else if (std::find(here_.begin(), here_.end(), false) != here_.end())
+  else if (std::ranges::find(here_, false) != here_.end())
     return;
   decided_ = true;
   met_.notify_all();

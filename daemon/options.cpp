@@ -1,6 +1,8 @@
 #include "daemon/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <exception>
 #include <sstream>
@@ -11,6 +13,7 @@
 
 #include <cppool/version.h>
 
+#include "base/words.h"
 #include "kernels/build_id.h"
 #include "protocol/framing.h"
 #include "protocol/parameters.h"
@@ -33,39 +36,23 @@ std::string DescribeInstallation() {
   return "cppoold " + Version() + "\nCUDA module: " + module;
 }
 
-const char* NameOf(BackendChoice backend) {
-  switch (backend) {
-    case BackendChoice::kAuto:
-      break;
-    case BackendChoice::kCuda:
-      return "cuda";
-    case BackendChoice::kHost:
-      return "host";
-  }
-  return "auto";
-}
-
-const char* NameOf(kernels::Transport transport) {
-  switch (transport) {
-    case kernels::Transport::kAuto:
-      break;
-    case kernels::Transport::kNccl:
-      return "nccl";
-    case kernels::Transport::kPeer:
-      return "peer";
-  }
-  return "auto";
-}
-
 namespace {
+
+// In the orders of BackendChoice and kernels::Transport.
+constexpr std::array kBackends = {"auto", "cuda", "host"};
+constexpr std::array kTransports = {"auto", "nccl", "peer"};
+
+// The value of a word that CLI11 has checked.
+template <typename Enum>
+Enum FromWord(const std::array<const char*, 3>& words, const std::string& word) {
+  return static_cast<Enum>(std::ranges::find(words, word) - words.begin());
+}
 
 // Makes "a; b" of "a\nb\n".
 std::string OneLine(const std::string& text) {
-  std::istringstream in(text);
-  std::string result;
-  for (std::string line; std::getline(in, line);)
-    if (!line.empty()) result += (result.empty() ? "" : "; ") + line;
-  return result;
+  std::vector<std::string> lines = base::Split(text, '\n');
+  std::erase(lines, "");
+  return base::Join(lines, "; ");
 }
 
 // What ranks of agents do not have.
@@ -96,6 +83,11 @@ void CheckPython(const CLI::App& app, const Options& options, const std::string&
 
 }  // namespace
 
+const char* NameOf(BackendChoice backend) { return kBackends.at(static_cast<std::size_t>(backend)); }
+const char* NameOf(kernels::Transport transport) {
+  return kTransports.at(static_cast<std::size_t>(transport));
+}
+
 ParsedOptions ParseOptions(int argc, const char* const* argv) {
   Options options;
   options.sentinel = protocol::kDefaultSentinel;
@@ -110,13 +102,13 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
   app.add_option("--world-size", options.world_size, "Number of ranks; required")
       ->check(CLI::Range(1, protocol::kMaxWorldSize));
   app.add_option("--backend", backend, "auto is cuda when CUDA sees a device, and host when it sees none")
-      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+      ->check(CLI::IsMember(kBackends))
       ->capture_default_str();
   app.add_option(
          "--transport", transport,
          "How ranks on cuda exchange data: nccl (a device for each rank), peer (copies; ranks may share a "
          "device), or auto: nccl where each rank has a device, else peer")
-      ->check(CLI::IsMember({"auto", "nccl", "peer"}))
+      ->check(CLI::IsMember(kTransports))
       ->capture_default_str();
   app.add_option("--sentinel", options.sentinel, "What every answer begins with; '' for bare JSON lines")
       ->check([](const std::string& text) {
@@ -181,12 +173,8 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
     CheckLaunch(app, options, transport);
     if (app.count("--world-size") == 0 && options.agent.empty()) throw CLI::RequiredError("--world-size");
     CheckPython(app, options, transport);
-    options.backend = backend == "cuda"   ? BackendChoice::kCuda
-                      : backend == "host" ? BackendChoice::kHost
-                                          : BackendChoice::kAuto;
-    options.transport = transport == "nccl"   ? kernels::Transport::kNccl
-                        : transport == "peer" ? kernels::Transport::kPeer
-                                              : kernels::Transport::kAuto;
+    options.backend = FromWord<BackendChoice>(kBackends, backend);
+    options.transport = FromWord<kernels::Transport>(kTransports, transport);
     parsed.options = std::move(options);
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, err;

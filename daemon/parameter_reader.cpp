@@ -16,8 +16,7 @@ const Json* ParameterReader::Find(const char* name, ParameterType type) {
     if (misuse_.empty()) misuse_ = "the case asked for parameter '" + wanted + "', " + what;
     return nullptr;
   };
-  const auto spec =
-      std::find_if(schema_.begin(), schema_.end(), [&](const auto& s) { return s.name == wanted; });
+  const auto spec = std::ranges::find_if(schema_, [&](const auto& s) { return s.name == wanted; });
   if (spec == schema_.end()) return misused("which is not in its schema");
   const bool converts = type == ParameterType::kNumber && spec->type == ParameterType::kInteger;
   if (spec->type != type && !converts) return misused("which has another type in its schema");

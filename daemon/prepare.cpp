@@ -1,9 +1,7 @@
 #include "daemon/prepare.h"
 
-#include <cmath>
 #include <cstdio>
 #include <exception>
-#include <utility>
 
 #include "base/new_file.h"
 #include "daemon/failure_kind.h"

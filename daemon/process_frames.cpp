@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <sstream>
 #include <utility>
 
+#include "base/words.h"
 #include "daemon/failure_kind.h"
 #include "kernels/error.h"
 
@@ -87,7 +87,7 @@ RankFailure FailureFrom(const Json& frame) {
   if (!own) failure.culprit = kernels::RuntimeError::kElsewhere;
   const Json checks = frame.value("checks", Json::array());
   const bool by_check =
-      std::any_of(checks.begin(), checks.end(), [](const Json& check) { return !check.value("ok", true); });
+      std::ranges::any_of(checks, [](const Json& check) { return !check.value("ok", true); });
   failure.origin = !own                                            ? FailureOrigin::kPropagated
                    : TextOf(frame, "status") == "skipped"          ? FailureOrigin::kSkip
                    : failure.status == CPPOOL_MISMATCH && by_check ? FailureOrigin::kMismatch
@@ -115,9 +115,8 @@ std::vector<std::vector<std::string>> StacksOf(const Json& answer) {
 }
 
 std::vector<std::vector<std::string>> StacksFrom(const std::string& text) {
-  std::istringstream in(text);
   std::vector<std::vector<std::string>> stacks;
-  for (std::string line; std::getline(in, line);) {
+  for (const std::string& line : base::Split(text, '\n')) {
     const std::size_t file = line.find("File \""), end = line.find("\", line ");
     if (line.find("hread 0x") != std::string::npos) stacks.emplace(stacks.begin());
     if (file == std::string::npos || end == std::string::npos || stacks.empty()) continue;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <utility>
 
 #include "daemon/log.h"
@@ -33,7 +32,7 @@ void Merge(Json& into, const Json& state) {
     Json& list = into[group];
     if (list.is_null()) list = Json::array();
     for (const Json& name : names)
-      if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
+      if (std::ranges::find(list, name) == list.end()) list.push_back(name);
   }
 }
 
@@ -171,9 +170,7 @@ std::string ProcessRanks::DescribeBefore() const {
 }
 
 void ProcessRanks::Ensure(Clock::time_point until) {
-  if (ready_ &&
-      std::all_of(world_.ranks.begin(), world_.ranks.end(), [](const auto& rank) { return !rank->End(); }))
-    return;
+  if (ready_ && std::ranges::all_of(world_.ranks, [](const auto& rank) { return !rank->End(); })) return;
   try {
     if (server_) {
       if (!server_->KillAll(world_.ranks, Clock::now() + kKillLimit))
@@ -242,9 +239,8 @@ ProcessRanks::Once ProcessRanks::RunOnce(const protocol::RequestQueue::Entry& in
     return once;
   }
   const bool passed = result.status == Status::kPassed || result.status == Status::kSkipped;
-  const bool by_check =
-      result.status == Status::kFailed &&
-      std::any_of(result.checks.begin(), result.checks.end(), [](const auto& check) { return !check.ok; });
+  const bool by_check = result.status == Status::kFailed &&
+                        std::ranges::any_of(result.checks, [](const auto& check) { return !check.ok; });
   if (runner->lost() || (runner->begun() && !passed && !by_check))
     once.replace = result.failure && result.failure->kind == FailureKind::kTimeout ? "the deadline has passed"
                    : result.failure && result.failure->kind == FailureKind::kCancelled

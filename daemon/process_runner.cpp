@@ -1,7 +1,5 @@
 #include "daemon/process_runner.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <set>
@@ -23,8 +21,8 @@ constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Sn
 constexpr std::chrono::milliseconds kWayLimit{200};  // for the answer of a machine that is busy
 
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
-  const auto found = std::find_if(collectives.begin(), collectives.end(),
-                                  [&](const Collective& each) { return each.group == group; });
+  const auto found =
+      std::ranges::find_if(collectives, [&](const Collective& each) { return each.group == group; });
   return found == collectives.end() ? Collective() : *found;
 }
 
@@ -269,18 +267,18 @@ bool ProcessRunner::failed(int index) const {
 
 bool ProcessRunner::lost() const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.lost; });
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.lost; });
 }
 
 bool ProcessRunner::begun() const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.begun; });
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.begun; });
 }
 
 bool ProcessRunner::ended_early() const {
   const std::lock_guard lock(mutex_);
-  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.begun; }) &&
-         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended; });
+  return std::ranges::none_of(ranks_, [](const Rank& rank) { return rank.begun; }) &&
+         std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.ended; });
 }
 
 void ProcessRunner::Done(int index) {

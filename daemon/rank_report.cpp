@@ -24,7 +24,7 @@ constexpr std::array<std::string_view, 6> kOrigins = {"own",      "skip",       
 
 template <typename Enum>
 Enum EnumFrom(const Json& json, const std::array<std::string_view, 6>& words) {
-  const auto found = std::find(words.begin(), words.end(), json.get<std::string>());
+  const auto found = std::ranges::find(words, json.get<std::string>());
   if (found == words.end()) throw std::runtime_error("unknown word " + json.dump());
   return static_cast<Enum>(found - words.begin());
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 #include "daemon/ask_all.h"
@@ -32,7 +31,7 @@ void RankReports::Take(RankReport report) {
   changed_.notify_all();
 }
 
-bool RankReports::AllDone() const { return std::all_of(reports_.begin(), reports_.end(), IsDone); }
+bool RankReports::AllDone() const { return std::ranges::all_of(reports_, IsDone); }
 
 bool RankReports::WaitForEnd(Clock::time_point limit) {
   std::unique_lock lock(mutex_);

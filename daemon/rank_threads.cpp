@@ -4,7 +4,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <latch>

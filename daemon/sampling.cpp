@@ -50,8 +50,8 @@ std::string Sampling::stopped() const {
 void Sampling::Merge(const kernels::StageSamples& samples) {
   if (come_ == 0) slowest_.clear();
   for (const auto& [stage, values] : samples) {
-    const auto known = std::find_if(slowest_.begin(), slowest_.end(),
-                                    [&name = stage](const auto& entry) { return entry.first == name; });
+    const auto known =
+        std::ranges::find_if(slowest_, [&name = stage](const auto& entry) { return entry.first == name; });
     if (known == slowest_.end()) {
       slowest_.emplace_back(stage, values);
       continue;
@@ -81,7 +81,7 @@ void Sampling::Conclude() {
 }
 
 bool Sampling::IsPrecise() const {
-  return !slowest_.empty() && std::all_of(slowest_.begin(), slowest_.end(), [&](const auto& entry) {
+  return !slowest_.empty() && std::ranges::all_of(slowest_, [&](const auto& entry) {
     const auto precision = base::MedianPrecision(entry.second);
     return precision && *precision <= rule_.precision;
   });

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "kernels/backend.h"
 

@@ -77,8 +77,7 @@ SymbolLookup::File SymbolLookup::Read(const std::string& path, const void* loade
     }
     if (!result.functions.empty()) break;
   }
-  std::sort(result.functions.begin(), result.functions.end(),
-            [](const Function& a, const Function& b) { return a.begin < b.begin; });
+  std::ranges::sort(result.functions, [](const Function& a, const Function& b) { return a.begin < b.begin; });
   return result;
 }
 

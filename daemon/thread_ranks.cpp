@@ -55,8 +55,7 @@ std::vector<std::string_view> ThreadRanks::Features() const {
   std::vector<std::string_view> features;
   protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
     const bool allowed = options_.faults || std::string_view(member.name) != "fault";
-    const bool other =
-        std::count(protocol::kOfProcesses.begin(), protocol::kOfProcesses.end(), member.name) > 0;
+    const bool other = std::ranges::count(protocol::kOfProcesses, member.name) > 0;
     if (member.sent == protocol::Sent::kUnlessDefault && allowed && !other) features.push_back(member.name);
   });
   return features;

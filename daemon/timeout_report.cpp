@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/words.h"
 #include "daemon/log.h"
 #include "daemon/stack_sampler.h"
 #include "kernels/group_shape.h"
@@ -22,8 +23,7 @@ constexpr std::size_t kShortFrames = 4;  // frames of a stack in the error's tex
 std::string Seconds(double seconds) { return Rounded(seconds, 2) + " s"; }
 
 const StreamProgress* Find(const std::vector<StreamProgress>& streams, const std::string& name) {
-  const auto found =
-      std::find_if(streams.begin(), streams.end(), [&](const auto& stream) { return stream.stream == name; });
+  const auto found = std::ranges::find_if(streams, [&](const auto& stream) { return stream.stream == name; });
   return found == streams.end() ? nullptr : &*found;
 }
 
@@ -33,7 +33,7 @@ std::vector<const StreamProgress*> Chain(const std::vector<StreamProgress>& stre
   std::vector<const StreamProgress*> chain{&first};
   while (!chain.back()->behind.empty()) {
     const StreamProgress* next = Find(streams, chain.back()->behind);
-    if (!next || next->idle || std::find(chain.begin(), chain.end(), next) != chain.end()) break;
+    if (!next || next->idle || std::ranges::find(chain, next) != chain.end()) break;
     chain.push_back(next);
   }
   return chain;
@@ -70,10 +70,9 @@ std::set<int> Awaited(const RankReport& rank) {
 // rank's own.
 std::string ShortStack(const std::vector<std::vector<std::string>>& stacks) {
   const std::vector<std::string>& stack = stacks.size() > 1 ? stacks[1] : stacks[0];
-  std::string text;
-  for (std::size_t i = 0; i < stack.size() && i < kShortFrames; ++i)
-    text += (text.empty() ? "" : " < ") + stack[i];
-  return text;
+  return base::Join(
+      {stack.begin(), stack.begin() + static_cast<std::ptrdiff_t>(std::min(stack.size(), kShortFrames))},
+      " < ");
 }
 
 std::string WhereInPhase(const RankReport& rank) {
@@ -212,7 +211,7 @@ RunResult TimeoutReport(const std::vector<RankReport>& ranks, std::chrono::milli
     failure.node = cause.node;
     if (Finished(cause))
       text += ", others wait for " + name + ", which has finished";
-    else if (std::count_if(ranks.begin(), ranks.end(), [](const auto& rank) { return !Finished(rank); }) > 1)
+    else if (std::ranges::count_if(ranks, [](const auto& rank) { return !Finished(rank); }) > 1)
       text += ", others wait for " + name;
   }
   for (const RankReport& rank : ranks) {

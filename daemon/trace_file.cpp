@@ -52,7 +52,7 @@ class Writer {
     Metadata("thread_name", pid, tid, "name", protocol::JsonText(name));
     Metadata("thread_sort_index", pid, tid, "sort_index", std::to_string(number));
     // Viewers nest slices in this order.
-    std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
+    std::ranges::sort(events, [](const Event& a, const Event& b) {
       return std::tuple(a.begin_ns, -a.end_ns, a.depth) < std::tuple(b.begin_ns, -b.end_ns, b.depth);
     });
     for (const Event& event : events) {
@@ -176,8 +176,8 @@ std::vector<Event> StreamEvents(const RankTrace& trace, int track) {
       events.push_back(TransferEvent(trace, slice));
     }
   }
-  std::stable_sort(stages.begin(), stages.end(),
-                   [](const TraceSlice* a, const TraceSlice* b) { return a->begin_ns < b->begin_ns; });
+  std::ranges::stable_sort(
+      stages, [](const TraceSlice* a, const TraceSlice* b) { return a->begin_ns < b->begin_ns; });
   StageNester nester(&events);
   for (const TraceSlice* slice : stages)
     nester.Add(trace.names[static_cast<std::size_t>(slice->name)], *slice);

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -41,14 +40,12 @@ Watchdog::Watchdog(pid_t parent, int terminate_fd, Events events)
       events_(std::move(events)),
       parent_fd_(parent > 0 ? OpenPidFd(parent) : base::UniqueFd()),
       timer_(OrThrow(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")),
-      stop_(OrThrow(eventfd(0, EFD_CLOEXEC), "eventfd")),
       thread_([this] { Loop(); }) {
   pthread_setname_np(thread_.native_handle(), "watchdog");  // here: the thread may not run for long
 }
 
 Watchdog::~Watchdog() {
-  const std::uint64_t one = 1;
-  std::ignore = write(stop_.get(), &one, sizeof(one));
+  stop_.Set();
   thread_.join();  // the loop blocks in poll only, and the daemon's events end the process
 }
 
@@ -87,7 +84,7 @@ void Watchdog::Loop() {
   bool parent_alive = parent_ > 0;
   while (true) {
     const bool ask = parent_alive && !parent_fd_;
-    pollfd fds[4] = {{stop_.get(), POLLIN, 0},
+    pollfd fds[4] = {{stop_.fd(), POLLIN, 0},
                      {timer_.get(), POLLIN, 0},
                      {parent_alive ? parent_fd_.get() : -1, POLLIN, 0},
                      {terminate_fd_, POLLIN, 0}};

@@ -10,7 +10,7 @@
 #include <functional>
 #include <thread>
 
-#include "base/unique_fd.h"
+#include "base/event.h"
 
 namespace cppool::daemon {
 
@@ -46,7 +46,7 @@ class Watchdog {
   const Events events_;
   base::UniqueFd parent_fd_;  // empty without pidfds in the kernel: then getppid() is polled
   base::UniqueFd timer_;
-  base::UniqueFd stop_;
+  const base::Event stop_;
   // The armed deadline in nanoseconds, kIdle or kPassed. It alone decides who answers.
   static constexpr std::int64_t kIdle = 0;
   static constexpr std::int64_t kPassed = -1;

@@ -1,39 +1,25 @@
 #include "protocol/failure.h"
 
+#include <algorithm>
 #include <array>
-#include <utility>
 
 namespace cppool::protocol {
 namespace {
 
-constexpr std::array<std::pair<FailureKind, std::string_view>, 11> kKinds = {{
-    {FailureKind::kInvalidRequest, "invalid_request"},
-    {FailureKind::kInapplicable, "inapplicable"},
-    {FailureKind::kUnsupported, "unsupported"},
-    {FailureKind::kMismatch, "mismatch"},
-    {FailureKind::kOutOfMemory, "out_of_memory"},
-    {FailureKind::kCuda, "cuda"},
-    {FailureKind::kNccl, "nccl"},
-    {FailureKind::kTimeout, "timeout"},
-    {FailureKind::kCancelled, "cancelled"},
-    {FailureKind::kPolluted, "polluted"},
-    {FailureKind::kInternal, "internal"},
-}};
+// In the order of FailureKind.
+constexpr auto kKinds = std::to_array<std::string_view>({"invalid_request", "inapplicable", "unsupported",
+                                                         "mismatch", "out_of_memory", "cuda", "nccl",
+                                                         "timeout", "cancelled", "polluted", "internal"});
+static_assert(kKinds.size() == static_cast<std::size_t>(FailureKind::kInternal) + 1);
 
 }  // namespace
 
-std::string_view ToString(FailureKind kind) {
-  for (const auto& [value, word] : kKinds) {
-    if (value == kind) return word;
-  }
-  return "internal";
-}
+std::string_view ToString(FailureKind kind) { return kKinds.at(static_cast<std::size_t>(kind)); }
 
 std::optional<FailureKind> ParseFailureKind(std::string_view word) {
-  for (const auto& [value, known] : kKinds) {
-    if (known == word) return value;
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find(kKinds, word);
+  if (found == kKinds.end()) return std::nullopt;
+  return static_cast<FailureKind>(found - kKinds.begin());
 }
 
 std::string_view KindOf(const Failure& failure) {

@@ -21,17 +21,8 @@ KernelChoice ParseKernels(const std::string& words) {
 }
 
 std::string KernelChoice::Words() const {
-  switch (from) {
-    case From::kDefault:
-      break;
-    case From::kCppool:
-      return "cppool";
-    case From::kCudnn:
-      return "cudnn";
-    case From::kLibrary:
-      return path + (name.empty() ? "" : "," + name);
-  }
-  return "";
+  if (from == From::kLibrary) return path + (name.empty() ? "" : "," + name);
+  return from == From::kCppool ? "cppool" : from == From::kCudnn ? "cudnn" : "";
 }
 
 }  // namespace cppool::protocol

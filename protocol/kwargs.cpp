@@ -15,9 +15,7 @@ namespace {
 constexpr std::array<std::string_view, 5> kFp8Flags = {"fp8_bwd", "fp8_dpa", "fp8_mha", "scaling_mode",
                                                        "f16_O"};
 
-bool IsFp8Flag(std::string_view name) {
-  return std::find(kFp8Flags.begin(), kFp8Flags.end(), name) != kFp8Flags.end();
-}
+bool IsFp8Flag(std::string_view name) { return std::ranges::find(kFp8Flags, name) != kFp8Flags.end(); }
 
 // Names that kwargs may have and that are not parameters of the case.
 std::vector<std::string> OtherNames(const std::vector<ParameterSpec>& schema) {

@@ -1,10 +1,9 @@
 #include "protocol/parameters.h"
 
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
+#include "base/words.h"
 #include "protocol/schema.h"
 #include "protocol/text.h"
 
@@ -113,7 +112,7 @@ void CheckAllowed(const ParameterSpec& spec, const Json& value) {
     if (allowed.is_string()) words.push_back(allowed.get<std::string>());
   }
   const std::string hint = value.is_string() ? DidYouMean(value.get_ref<const std::string&>(), words) : "";
-  throw InvalidRequest("parameter " + Quoted(spec.name) + " must be one of " + Join(shown) + ", not " +
+  throw InvalidRequest("parameter " + Quoted(spec.name) + " must be one of " + base::Join(shown) + ", not " +
                        EchoValue(value) + hint);
 }
 

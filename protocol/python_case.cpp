@@ -57,7 +57,7 @@ void CheckPythonCase(const Json& python) {
   static const std::vector<std::string> known = {"function", "kwargs", "script", "argv",  "pytest", "nodeid",
                                                  "next",     "path",   "cwd",    "roots", "env",    "seed"};
   for (const auto& [key, value] : python.items())
-    if (std::find(known.begin(), known.end(), key) == known.end())
+    if (std::ranges::find(known, key) == known.end())
       throw InvalidRequest(Unknown("key", key, known, " in \"python\""));
   std::string target;
   for (const char* name : kTargets) {

@@ -10,6 +10,7 @@
 
 #include "base/digest.h"
 #include "base/utf8.h"
+#include "base/words.h"
 #include "protocol/framing.h"
 #include "protocol/json_parse.h"
 #include "protocol/json_text.h"
@@ -22,7 +23,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-const Names& Operations() {
+const Names& Operations() {  // in the order of Operation
   static const Names names = {"hello", "list", "run", "validate", "stats", "shutdown", "cancel", "status"};
   return names;
 }
@@ -43,10 +44,10 @@ const Names& KeysOf(const std::string& operation) {
 std::string ReadOperation(const Json& json) {
   const auto found = json.find("op");
   if (found == json.end())
-    throw InvalidRequest("the request has no \"op\" (known: " + Join(Operations()) + ")");
+    throw InvalidRequest("the request has no \"op\" (known: " + base::Join(Operations()) + ")");
   if (!found->is_string()) {
     throw InvalidRequest("\"op\" must be a string, not " + EchoValue(*found) +
-                         " (known: " + Join(Operations()) + ")");
+                         " (known: " + base::Join(Operations()) + ")");
   }
   std::string operation = found->get<std::string>();
   for (const std::string& known : Operations()) {
@@ -58,13 +59,13 @@ std::string ReadOperation(const Json& json) {
 void CheckKeys(const Json& json, const std::string& operation) {
   const Names& known = KeysOf(operation);
   const auto is_in = [](const Names& names, const std::string& key) {
-    return std::find(names.begin(), names.end(), key) != names.end();
+    return std::ranges::find(names, key) != names.end();
   };
   for (const auto& [key, value] : json.items()) {
     if (is_in(known, key)) continue;
     if (is_in(KeysOf("run"), key)) {
       throw InvalidRequest("the key " + Quoted(key) + " is for op \"run\", not " + Quoted(operation) +
-                           " (known: " + Join(known) + ")");
+                           " (known: " + base::Join(known) + ")");
     }
     throw InvalidRequest(Unknown("key", key, known, " for op " + Quoted(operation)));
   }
@@ -192,7 +193,7 @@ void Read(const Json& json, const Place& place, const std::tuple<Members...>& ta
   if (!json.is_object()) throw InvalidRequest(place.text() + " must be an object, not " + EchoValue(json));
   const Names known = NamesOf(table);
   for (const auto& [key, value] : json.items()) {
-    if (std::find(known.begin(), known.end(), key) == known.end())
+    if (std::ranges::find(known, key) == known.end())
       throw InvalidRequest(Unknown("key", key, known, " in " + place.text()));
   }
   ReadMembers(json, place.name, table, out.emplace());
@@ -213,7 +214,7 @@ void ReadOptions(const Json& json, RunRequest& run) {
 void CheckDigests(const RunRequest& run) {
   const std::vector<std::string> named = NamedLibraries(run);
   for (const auto& [file, digest] : run.digests)
-    if (std::find(named.begin(), named.end(), file) == named.end())
+    if (std::ranges::find(named, file) == named.end())
       throw InvalidRequest("\"digests\" has a file that \"load\" and \"kernels\" do not name: " +
                            Quoted(file));
 }
@@ -225,7 +226,7 @@ void CheckProgress(const Json& json, const RunRequest& run) {
 
 template <std::size_t size>
 bool IsIn(const std::array<std::string_view, size>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 // A case in Python has none of what cases of libraries have, and the other way round.
@@ -358,40 +359,14 @@ void WriteOptions(const RunOptions& options, Json& json) {
   if (!options.python.empty()) json.erase("case");
 }
 
-class Serializer {
- public:
-  explicit Serializer(Json& to) : json_(to) {}
-  void operator()(const HelloRequest&) const { json_["op"] = "hello"; }
-  void operator()(const ListRequest& list) const {
-    json_["op"] = "list";
-    if (!list.load.empty()) json_["load"] = list.load;
-  }
-  void operator()(const StatsRequest&) const { json_["op"] = "stats"; }
-  void operator()(const ShutdownRequest&) const { json_["op"] = "shutdown"; }
-  void operator()(const CancelRequest& cancel) const {
-    json_["op"] = "cancel";
-    json_["cancels"] = cancel.cancels;
-  }
-  void operator()(const StatusRequest&) const { json_["op"] = "status"; }
-  void operator()(const RunRequest& run) const {
-    json_["op"] = "run";
-    AddRun(run);
-  }
-  void operator()(const ValidateRequest& validate) const {
-    json_["op"] = "validate";
-    AddRun(validate.run);
-  }
-
- private:
-  void AddRun(const RunRequest& run) const {
-    if (run.python.empty()) json_[run.from_kwargs ? "kwargs" : "params"] = run.params;
-    WriteOptions(run, json_);
-  }
-
-  Json& json_;
-};
-
 }  // namespace
+
+const std::string& NameOf(const Operation& operation) { return Operations().at(operation.index()); }
+
+const RunRequest* RunOf(const Operation& operation) {
+  if (const auto* validate = std::get_if<ValidateRequest>(&operation)) return &validate->run;
+  return std::get_if<RunRequest>(&operation);
+}
 
 std::vector<std::string> NamedLibraries(const RunRequest& request) {
   std::vector<std::string> files = request.load;
@@ -436,7 +411,14 @@ RunRequest MakeRun(const RunOptions& options, Json params) {
 std::string SerializeRequest(const Request& request) {
   Json json = Json::object();
   if (request.id) json["id"] = *request.id;
-  std::visit(Serializer{json}, request.operation);
+  json["op"] = NameOf(request.operation);
+  if (const auto* list = std::get_if<ListRequest>(&request.operation); list && !list->load.empty())
+    json["load"] = list->load;
+  if (const auto* cancel = std::get_if<CancelRequest>(&request.operation)) json["cancels"] = cancel->cancels;
+  if (const RunRequest* run = RunOf(request.operation)) {
+    if (run->python.empty()) json[run->from_kwargs ? "kwargs" : "params"] = run->params;
+    WriteOptions(*run, json);
+  }
   RefuseWhatJsonCannotSay(json);
   return json.dump();
 }

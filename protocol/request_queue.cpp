@@ -30,11 +30,7 @@ bool CanBeCancelled(const IncomingRequest& request) { return request.run() && re
 IncomingRequest::IncomingRequest(const LineReader::Line& line, const RunOptions& defaults)
     : content(Parse(line, defaults)) {}
 
-const RunRequest* IncomingRequest::run() const {
-  if (!request()) return nullptr;
-  if (const auto* validate = std::get_if<ValidateRequest>(&request()->operation)) return &validate->run;
-  return std::get_if<RunRequest>(&request()->operation);
-}
+const RunRequest* IncomingRequest::run() const { return request() ? RunOf(request()->operation) : nullptr; }
 
 const std::optional<Json>& IncomingRequest::id() const {
   return request() ? request()->id : std::get<RequestError>(content).id;
@@ -76,12 +72,12 @@ RequestQueue::Cancelled RequestQueue::Cancel(const Json& id) {
   const std::lock_guard lock(mutex_);
   const auto meant = [&](const Entry& entry) { return CanBeCancelled(*entry) && *entry->id() == id; };
   const bool running = under_way_ && meant(under_way_) && !under_way_->control.closed();
-  const auto matches = running + std::count_if(waiting_.begin(), waiting_.end(), meant);
+  const auto matches = running + std::ranges::count_if(waiting_, meant);
   if (matches > 1)
     return {nullptr, std::to_string(matches) + " requests that wait or run have the id " + EchoValue(id) +
                          ": none is cancelled"};
   if (running && under_way_->control.Cancel()) return {};
-  if (const auto found = std::find_if(waiting_.begin(), waiting_.end(), meant); found != waiting_.end()) {
+  if (const auto found = std::ranges::find_if(waiting_, meant); found != waiting_.end()) {
     Entry waited = std::move(*found);
     waiting_.erase(found);
     return {std::move(waited), ""};

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -23,11 +22,6 @@ bool IsEmpty(const LineReader::Line& line) {
   return !line.overlong && line.text.find_first_not_of(" \t\r") == std::string::npos;
 }
 
-base::UniqueFd OrThrow(int fd, const char* what) {
-  if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
-  return base::UniqueFd(fd);
-}
-
 }  // namespace
 
 RequestReader::RequestReader(base::UniqueFd input, int stop_fd, RequestQueue& queue, Events events,
@@ -38,12 +32,11 @@ RequestReader::RequestReader(base::UniqueFd input, int stop_fd, RequestQueue& qu
       stop_fd_(stop_fd),
       idle_limit_(idle_limit),
       defaults_(std::move(defaults)),
-      epoll_(OrThrow(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      wake_(OrThrow(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
       lines_(kMaxRequestBytes) {
-  epoll_event event{EPOLLIN, {.fd = wake_.get()}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0)
-    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+  epoll_event event{EPOLLIN, {.fd = wake_.fd()}};
+  if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd(), &event) != 0)
+    throw std::system_error(errno, std::generic_category(), "epoll");
   event = {EPOLLONESHOT, {.fd = input_.get()}};
   pollable_ = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, input_.get(), &event) == 0;
   thread_ = std::thread([this] { Loop(); });
@@ -56,7 +49,7 @@ RequestReader::~RequestReader() {
     quit_ = true;
     ahead_ = false;
   }
-  Wake();
+  wake_.Set();
   thread_.join();
 }
 
@@ -72,7 +65,7 @@ RequestQueue::Entry RequestReader::Next() {
       TakeLines(lock);  // there is room for another one
       while (!pollable_ && HasRoom()) Read(), TakeLines(lock);
       ticking_ = request->run() && request->run()->progress;
-      if (ticking_) Wake();
+      if (ticking_) wake_.Set();
       if (request->MayTakeLong()) Listen(true);
       return request;
     }
@@ -151,11 +144,6 @@ void RequestReader::Listen(bool on) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, input_.get(), &event);
 }
 
-void RequestReader::Wake() {
-  const std::uint64_t one = 1;
-  std::ignore = write(wake_.get(), &one, sizeof(one));
-}
-
 void RequestReader::Loop() {
   std::unique_lock lock(mutex_);
   auto tick_at = Clock::time_point::max();
@@ -167,8 +155,7 @@ void RequestReader::Loop() {
       epoll_event event;
       const bool idle = tick_at == Clock::time_point::max();
       epoll_wait(epoll_.get(), &event, 1, idle ? -1 : base::PollTimeout(tick_at));
-      std::uint64_t wakes = 0;
-      std::ignore = read(wake_.get(), &wakes, sizeof(wakes));
+      wake_.Clear();
       if (Clock::now() >= tick_at) {
         events_.tick();
         tick_at = Clock::now() + events_.tick_time;

@@ -18,7 +18,7 @@ std::string DescribeIndex(const Json& index) {
   if (!index.is_object()) return index.dump();
   std::vector<std::string> names = {"sequence", "batch", "head", "kv_head", "token", "query", "key", "dim"};
   for (const auto& [name, value] : index.items())
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   std::string text;
   for (const std::string& name : names)
     if (index.contains(name)) text += (text.empty() ? "" : ", ") + name + " " + index.at(name).dump();
@@ -45,12 +45,9 @@ std::string DescribeWorst(const Check& check) {
 namespace cppool::protocol {
 namespace {
 
-constexpr std::array<std::pair<Status, std::string_view>, 4> kStatuses = {{
-    {Status::kPassed, "passed"},
-    {Status::kFailed, "failed"},
-    {Status::kSkipped, "skipped"},
-    {Status::kError, "error"},
-}};
+// In the order of Status.
+constexpr auto kStatuses = std::to_array<std::string_view>({"passed", "failed", "skipped", "error"});
+static_assert(kStatuses.size() == static_cast<std::size_t>(Status::kError) + 1);
 
 constexpr std::array<std::pair<const char*, std::uint64_t Leaks::*>, 6> kLeaks = {{
     {"allocations", &Leaks::allocations},
@@ -245,14 +242,13 @@ Check ReadCheck(const Reader& reader) {
 
 bool IsIndex(const Json& index) {
   return index.is_structured() &&
-         std::all_of(index.begin(), index.end(), [](const Json& each) { return each.is_number_integer(); });
+         std::ranges::all_of(index, [](const Json& each) { return each.is_number_integer(); });
 }
 
 std::optional<Status> ParseStatus(std::string_view word) {
-  for (const auto& [value, known] : kStatuses) {
-    if (known == word) return value;
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find(kStatuses, word);
+  if (found == kStatuses.end()) return std::nullopt;
+  return static_cast<Status>(found - kStatuses.begin());
 }
 
 Json ToJson(const Check& check, Json (*number)(double)) {
@@ -334,8 +330,7 @@ RunResult RunResultFromJson(const Json& json) {
     reader.Each("checks", [&](const Reader& check) { result.checks.push_back(ReadCheck(check)); });
   }
   const auto holds = [](const auto& part) { return part.ok; };
-  if (passed && !(std::all_of(result.ranks.begin(), result.ranks.end(), holds) &&
-                  std::all_of(result.checks.begin(), result.checks.end(), holds))) {
+  if (passed && !(std::ranges::all_of(result.ranks, holds) && std::ranges::all_of(result.checks, holds))) {
     throw std::runtime_error("in the response, \"status\" is passed, and a rank or a check is not ok");
   }
   if (reader.Find("tflops") != nullptr) result.tflops = reader.Stages("tflops");
@@ -413,12 +408,7 @@ std::string SerializeResponse(const Json& response, std::string_view sentinel) {
 
 namespace cppool {
 
-std::string_view ToString(Status status) {
-  for (const auto& [value, word] : protocol::kStatuses) {
-    if (value == status) return word;
-  }
-  return "error";
-}
+std::string_view ToString(Status status) { return protocol::kStatuses.at(static_cast<std::size_t>(status)); }
 
 std::ostream& operator<<(std::ostream& out, Status status) { return out << ToString(status); }
 

@@ -74,8 +74,8 @@ bool Read(const Json& json, std::optional<int>& out) {
 }
 
 bool Read(const Json& json, std::vector<std::string>& out) {
-  return json.is_array() && std::all_of(json.begin(), json.end(),
-                                        [&](const Json& text) { return Read(text, out.emplace_back()); });
+  return json.is_array() &&
+         std::ranges::all_of(json, [&](const Json& text) { return Read(text, out.emplace_back()); });
 }
 
 // `required`: the members that a line always has.

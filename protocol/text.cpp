@@ -2,6 +2,7 @@
 
 #include "base/nearest.h"
 #include "base/utf8.h"
+#include "base/words.h"
 
 namespace cppool::protocol {
 namespace {
@@ -63,37 +64,14 @@ std::string EchoValue(const Json& value) {
 }
 
 std::string TypeName(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::object:
-      return "an object";
-    case Json::value_t::array:
-      return "an array";
-    case Json::value_t::string:
-      return "a string";
-    case Json::value_t::boolean:
-      return "a boolean";
-    case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
-    case Json::value_t::number_float:
-      return "a number";
-    default:
-      return "null";
-  }
-}
-
-std::string Join(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) {
-    if (!text.empty()) text += ", ";
-    text += word;
-  }
-  return text;
+  if (value.is_null()) return "null";
+  return (value.is_structured() ? "an " : "a ") + std::string(value.type_name());
 }
 
 std::string Unknown(const std::string& what, std::string_view name, const std::vector<std::string>& known,
                     const std::string& where) {
   return "unknown " + what + " " + Quoted(name) + where + DidYouMean(name, known) +
-         (known.empty() ? " (there are none)" : " (known: " + Join(known) + ")");
+         (known.empty() ? " (there are none)" : " (known: " + base::Join(known) + ")");
 }
 
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates) {

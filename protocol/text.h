@@ -1,10 +1,8 @@
 // How error texts quote what they were given: short, printable and valid UTF-8, whatever the bytes are.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "protocol/failure.h"
 #include "protocol/json_text.h"

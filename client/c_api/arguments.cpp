@@ -1,11 +1,7 @@
 #include "client/c_api/arguments.h"
 
-#include <algorithm>
-#include <functional>
-#include <map>
 #include <stdexcept>
 #include <utility>
-#include <variant>
 
 #include "client/src/describe.h"
 #include "client/src/members.h"

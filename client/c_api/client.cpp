@@ -5,8 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>

@@ -61,7 +61,7 @@ std::vector<protocol::KernelChoice> KernelsOf(const std::string& text) {
     open = is_path(word);
   }
   for (std::size_t i = 0; i < kernels.size(); ++i)
-    if (std::count(kernels.begin(), kernels.end(), kernels[i]) > 1)
+    if (std::ranges::count(kernels, kernels[i]) > 1)
       throw suite::UsageError("--kernels names " + kernels[i].Words() + " twice");
   return kernels;
 }
@@ -95,8 +95,7 @@ class Bench {
                          arguments.world_sizes, axes_)),
         progress_(streams_.err, streams_.terminal, points_.size()),
         // Each point runs in its own world and in that of one GPU: both stay warm.
-        runner_(ToPoolOptions(arguments.daemon),
-                {.keep_worlds = true, .leaks_are_errors = arguments.leaks_are_errors}),
+        runner_(arguments.daemon.pool, {.keep_worlds = true, .leaks_are_errors = arguments.leaks_are_errors}),
         measurer_(runner_, PlanOf(arguments), [this](double share) { ShowProgress(share); }) {
     if (!arguments.baseline.empty()) {
       baseline_.emplace(arguments.baseline, arguments.slower_than / 100);
@@ -110,8 +109,8 @@ class Bench {
     results_.plan = PlanOf(arguments);
     results_.axes = axes_;
     results_.wide = arguments.wide;
-    results_.several_ranks = std::any_of(points_.begin(), points_.end(),
-                                         [](const SweepPoint& point) { return point.cell.world_size > 1; });
+    results_.several_ranks =
+        std::ranges::any_of(points_, [](const SweepPoint& point) { return point.cell.world_size > 1; });
     for (const protocol::KernelChoice& kernels : kernels_) results_.kernels.push_back(kernels.Words());
     results_.baseline = arguments.baseline;
   }
@@ -127,7 +126,7 @@ class Bench {
       for (const SweepPoint& point : points_) {
         doing_ = point.cell.name;
         std::vector<BenchRow> rows = Resume(point);
-        const bool resumed = !rows.empty() && std::none_of(rows.begin(), rows.end(), SeemsSlower);
+        const bool resumed = !rows.empty() && std::ranges::none_of(rows, SeemsSlower);
         if (!resumed) rows = MeasureAgainstBaseline(point);
         const std::lock_guard lock(mutex_);
         ++points_done_;
@@ -186,8 +185,7 @@ class Bench {
         const Outcome outcome = runner_.Validate(point.cell, options);
         const bool unanswered = outcome.asked && !outcome.result;
         lost = lost || unanswered;
-        if (unanswered ||
-            (outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request"))
+        if (unanswered || outcome.refused())
           refused.insert(RowName(point, results_.kernels[i]) + ": " + outcome.error);
         const auto hello = runner_.worlds().find(point.cell.world_size);
         if (!outcome.asked || hello == runner_.worlds().end()) continue;
@@ -217,7 +215,7 @@ class Bench {
   // stages was so both times.
   std::vector<BenchRow> MeasureAgainstBaseline(const SweepPoint& point) {
     std::vector<BenchRow> rows = Measure(point);
-    if (std::none_of(rows.begin(), rows.end(), SeemsSlower)) return rows;
+    if (std::ranges::none_of(rows, SeemsSlower)) return rows;
     doing_ = "again: " + point.cell.name;
     std::vector<BenchRow> again = Measure(point);
     for (std::size_t i = 0; i < again.size(); ++i) {
@@ -239,8 +237,7 @@ class Bench {
       ~Turn() { runner.KeepTurn(world_size, false); }
     } const turn{runner_, point.cell.world_size};
     std::vector<Measurement> measured = measurer_.Measure(point.cell, libraries_);
-    const bool any =
-        std::any_of(measured.begin(), measured.end(), [](const auto& m) { return m.error.empty(); });
+    const bool any = std::ranges::any_of(measured, [](const auto& m) { return m.error.empty(); });
     const std::vector<Measurement> alone = point.cell.world_size == 1 ? measured
                                            : any                      ? Alone(point.cell)
                                                  : std::vector<Measurement>(measured.size());
@@ -295,10 +292,14 @@ class Bench {
     if (alone.params.contains("cp_comm_type"))
       alone.params["cp_comm_type"] = "p2p";  // with one rank all schedules are the same
     const auto [known, fresh] = one_gpu_.try_emplace(alone.params.dump());
-    if (fresh) {
-      doing_ = "on one GPU: " + cell.name;
+    if (!fresh) return known->second;
+    doing_ = "on one GPU: " + cell.name;
+    const auto nodes = runner_.worlds().at(cell.world_size).value("nodes", Json::array()).size();
+    if (nodes > 1)
+      for (Measurement& none : known->second = std::vector<Measurement>(libraries_.size()))
+        none.error = "one rank cannot be on " + std::to_string(nodes) + " nodes";
+    else
       known->second = measurer_.MeasureAlone(alone, libraries_);
-    }
     return known->second;
   }
 
@@ -308,8 +309,8 @@ class Bench {
     options.deadline = ToMilliseconds(arguments_.deadline);
     options.kernels = kernels;
     defaults.deadline = {};  // `run` has another one than `bench`
-    std::vector<std::string> words = suite::OptionWords(
-        ToPoolOptions(arguments_.daemon), loaded_->FilesWith(cell.case_name), options, defaults);
+    std::vector<std::string> words =
+        suite::OptionWords(arguments_.daemon.pool, loaded_->FilesWith(cell.case_name), options, defaults);
     const auto add = [&](const char* option, const std::string& value) {
       words.insert(words.end(), {option, value});
     };

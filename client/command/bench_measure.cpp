@@ -41,8 +41,8 @@ std::vector<std::pair<std::string, std::vector<double>>> SlowestSamples(const Re
   std::vector<std::pair<std::string, std::vector<double>>> slowest;
   for (const Rank& rank : result.ranks)
     for (const auto& [stage, samples] : rank.samples) {
-      const auto known = std::find_if(slowest.begin(), slowest.end(),
-                                      [&name = stage](const auto& entry) { return entry.first == name; });
+      const auto known =
+          std::ranges::find_if(slowest, [&name = stage](const auto& entry) { return entry.first == name; });
       if (known == slowest.end()) {
         slowest.emplace_back(stage, samples);
         continue;
@@ -129,10 +129,9 @@ std::vector<Measurement> PointMeasurer::Rounds(const suite::Cell& cell,
     if (measurement.error.empty() && measurement.stages.empty())
       measurement.error = "the case has no stages: mark what it does in its iterations";
     if (!measurement.error.empty()) measurement.stages.clear();
-    measurement.precise =
-        std::all_of(measurement.stages.begin(), measurement.stages.end(), [&](const auto& entry) {
-          return base::MedianPrecision(entry.second.samples).value_or(1) <= plan_.precision;
-        });
+    measurement.precise = std::ranges::all_of(measurement.stages, [&](const auto& entry) {
+      return base::MedianPrecision(entry.second.samples).value_or(1) <= plan_.precision;
+    });
   }
   return measurements;
 }

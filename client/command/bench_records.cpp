@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <stdexcept>
 
 #include "base/new_file.h"
 #include "client/command/command.h"
@@ -230,8 +229,8 @@ Baseline::Baseline(const std::string& file, double slower_than)
 bool Baseline::Has(const BenchRow& row) const {
   const Json* const then = FindRow(content_, row);
   const std::vector<std::string> stages = ShownStages({row});
-  return then && std::any_of(stages.begin(), stages.end(),
-                             [&](const std::string& stage) { return !RoundsOf(*then, stage).empty(); });
+  return then && std::ranges::any_of(
+                     stages, [&](const std::string& stage) { return !RoundsOf(*then, stage).empty(); });
 }
 
 std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
@@ -248,7 +247,7 @@ std::optional<Comparison> Baseline::Compare(const BenchRow& row) const {
     if (!ratio) continue;
     comparison.ratios[stage] = *ratio;
     // The interval is too narrow where rounds depend on each other, as on a machine whose load changes.
-    const bool each_round = *std::min_element(rounds.begin(), rounds.end()) > base::Median(rounds_then);
+    const bool each_round = *std::ranges::min_element(rounds) > base::Median(rounds_then);
     if (each_round && ratio->interval.low > 1 + slower_than_) comparison.slower.insert(stage);
     faster = faster || ratio->interval.high < 1 / (1 + slower_than_);
   }

@@ -43,8 +43,8 @@ std::size_t SamplesOf(const Measurement& measured) {
 
 // Characters of UTF-8.
 std::size_t WidthOf(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 void PrintRow(std::ostream& out, const std::vector<std::string>& cells,
@@ -138,7 +138,7 @@ class Columns {
       line += widths_[i] + 3;
     }
     while (line > kLineWidth) {
-      const int last = *std::max_element(ranks_.begin(), ranks_.end());
+      const int last = *std::ranges::max_element(ranks_);
       if (last == 0) return;
       for (std::size_t i = ranks_.size(); i-- > 0;) {
         if (ranks_[i] != last) continue;

@@ -1,6 +1,5 @@
 #include "client/command/bench_resume.h"
 
-#include <cmath>
 #include <filesystem>
 #include <vector>
 

@@ -1,8 +1,6 @@
 // `cppool bench --resume`: the points that an earlier bench has measured are taken from its file.
 #pragma once
 
-#include <map>
-#include <optional>
 #include <string>
 
 #include "client/command/bench_records.h"

@@ -43,15 +43,7 @@ std::vector<double> Measurement::Rounds(const std::vector<std::string>& names) c
 }
 
 std::string_view ToString(BenchVerdict verdict) {
-  switch (verdict) {
-    case BenchVerdict::kFaster:
-      return "faster";
-    case BenchVerdict::kSlower:
-      return "slower";
-    case BenchVerdict::kSame:
-      break;
-  }
-  return "same";
+  return verdict == BenchVerdict::kFaster ? "faster" : verdict == BenchVerdict::kSlower ? "slower" : "same";
 }
 
 std::vector<std::string> ShownStages(const std::vector<BenchRow>& rows) {
@@ -64,7 +56,7 @@ std::vector<std::string> ShownStages(const std::vector<BenchRow>& rows) {
       add(&all, name);
       if (std::isfinite(stage.work)) add(&rated, name);
     }
-  const auto has = [&](const char* stage) { return std::find(all.begin(), all.end(), stage) != all.end(); };
+  const auto has = [&](const char* stage) { return std::ranges::find(all, stage) != all.end(); };
   if (has("forward") && has("backward")) return {"forward", "backward"};
   if (has("forward")) return {"forward"};
   return rated.empty() ? all : rated;

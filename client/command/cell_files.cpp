@@ -42,10 +42,6 @@ std::uintmax_t BytesIn(const fs::path& folder) {
   return bytes;
 }
 
-bool Refused(const Outcome& outcome) {
-  return outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
-}
-
 }  // namespace
 
 std::string FileNameOf(const std::string& cell) {
@@ -82,8 +78,7 @@ std::string CellFiles::EntryOf(const suite::Cell& cell) {
   const std::string name = FileNameOf(cell.name);
   std::string entry = name;
   const auto taken = [&] {
-    return std::any_of(entries_.begin(), entries_.end(),
-                       [&](const auto& other) { return other.second == entry; });
+    return std::ranges::any_of(entries_, [&](const auto& other) { return other.second == entry; });
   };
   for (int i = 2; taken(); ++i) entry = name + "-" + std::to_string(i);
   return known->second = entry;
@@ -97,7 +92,7 @@ void CellFiles::Choose(const suite::Cell& cell, RunOptions* options) {
 }
 
 bool CellFiles::Wants(const Outcome& outcome) const {
-  return !arguments_.failures.empty() && outcome.failed() && outcome.asked && !Refused(outcome);
+  return !arguments_.failures.empty() && outcome.failed() && outcome.asked && !outcome.refused();
 }
 
 Again CellFiles::RunAgain(const suite::Cell& cell, RunOptions options, CellRunner& runner,
@@ -118,9 +113,9 @@ Again CellFiles::RunAgain(const suite::Cell& cell, RunOptions options, CellRunne
   }
   // Not every case can be dumped, nor every pool traced.
   options.dump = (folder / "dump").string();
-  if (Refused(runner.Validate(cell, options))) options.dump.clear();
+  if (runner.Validate(cell, options).refused()) options.dump.clear();
   options.trace = (folder / "trace.json").string();
-  if (Refused(runner.Validate(cell, options))) options.trace.clear();
+  if (runner.Validate(cell, options).refused()) options.trace.clear();
   output.CopyTo((folder / "log.txt").string());
   const Outcome outcome = runner.Run(cell, options);
   output.Note(Summary(outcome.kind, outcome.error));

@@ -10,12 +10,12 @@
 #include <cstring>
 #include <ctime>
 #include <set>
-#include <sstream>
 
 #include <cppool/version.h>
 
 #include "base/new_file.h"
 #include "base/utf8.h"
+#include "base/words.h"
 #include "client/src/attach.h"
 #include "client/src/daemon.h"
 #include "client/suite/value_text.h"
@@ -33,9 +33,8 @@ void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words)
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
   if (words.empty())
-    throw suite::UsageError("a command is missing (known: " + protocol::Join(names) +
-                            "): see `cppool --help`");
-  if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
+    throw suite::UsageError("a command is missing (known: " + base::Join(names) + "): see `cppool --help`");
+  if (std::ranges::find(names, words[0]) != names.end()) return;
   throw suite::UsageError(protocol::Unknown("command", words[0], names));
 }
 
@@ -68,20 +67,20 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
 }
 
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
-  app.add_option("--backend", arguments->backend, "auto takes cuda where CUDA sees a device, else host")
+  app.add_option("--backend", arguments->pool.backend, "auto takes cuda where CUDA sees a device, else host")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
   app.add_option(
-         "--transport", arguments->transport,
+         "--transport", arguments->pool.transport,
          "How ranks on cuda exchange data: nccl (a GPU for each rank), peer (ranks may share GPUs), or auto: "
          "nccl where each rank has a GPU, else peer")
       ->check(CLI::IsMember({"auto", "nccl", "peer"}))
       ->capture_default_str();
-  app.add_option("--devices", arguments->devices,
+  app.add_option("--devices", arguments->pool.devices,
                  "GPUs to use, N,M,...: indices or UUIDs, as in CUDA_VISIBLE_DEVICES; auto is then cuda")
       ->delimiter(',');
-  AddLaunch(app, &arguments->launch);
-  app.add_option("--daemon", arguments->daemon,
+  AddLaunch(app, &arguments->pool.launch);
+  app.add_option("--daemon", arguments->pool.daemon,
                  "The cppoold to spawn (default: $CPPOOL_DAEMON, else the one beside cppool)");
   AddRepeatable(app, "--load", &arguments->libraries,
                 "A shared library with cases of your own or, but for doctor, its source (.cu, .cpp, .cc, "
@@ -89,7 +88,9 @@ void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments) {
       ->type_name("FILE");
   app.add_option_function<std::string>(
          "--attach",
-         [arguments](const std::string& socket) { arguments->attach = socket.empty() ? "default" : socket; },
+         [arguments](const std::string& socket) {
+           arguments->pool.attach = socket.empty() ? "default" : socket;
+         },
          "Use the daemons of a server, which stay: see `cppool serve`")
       ->expected(0, 1)
       ->envname("CPPOOL_ATTACH")
@@ -121,17 +122,6 @@ void AddLeaks(CLI::App& app, bool* errors) {
          "What a case that passes and leaves memory, threads, open files or processes behind gets: a warning "
          "(warn, the default), or a failure (error)")
       ->check(CLI::IsMember({"warn", "error"}));
-}
-
-PoolOptions ToPoolOptions(const DaemonArguments& arguments) {
-  PoolOptions options;
-  options.daemon = arguments.daemon;
-  options.backend = arguments.backend;
-  options.transport = arguments.transport;
-  options.devices = arguments.devices;
-  options.attach = arguments.attach;
-  options.launch = arguments.launch;
-  return options;
 }
 
 CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help) {
@@ -243,8 +233,7 @@ std::string DescribeWorld(const Json& hello) {
     }
     std::string name =
         suite::TextFromValue(device.is_object() ? device.value("name", Json("unknown")) : device);
-    auto same =
-        std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
+    auto same = std::ranges::find_if(kinds, [&](const auto& kind) { return kind.first == name; });
     if (same != kinds.end())
       ++same->second;
     else

@@ -43,17 +43,11 @@ void AddReport(CLI::App& app, const Streams& streams, int* exit_code);
 
 // These options of every subcommand choose its daemon.
 struct DaemonArguments {
-  std::string daemon;
-  std::string backend = "auto";
-  std::string transport = "auto";
-  std::vector<std::string> devices;
-  std::vector<std::string> libraries;  // with further cases, or their sources
-  std::string attach;                  // as PoolOptions has it
-  std::optional<std::string> launch;   // likewise
+  PoolOptions pool;
+  // With further cases, or their sources. Requests name them: a warm daemon then loads what was rebuilt.
+  std::vector<std::string> libraries;
 };
 void AddDaemonOptions(CLI::App& app, DaemonArguments* arguments);
-// Without the libraries, which requests name: a warm daemon then loads what was rebuilt.
-PoolOptions ToPoolOptions(const DaemonArguments& arguments);
 // --case. Empty: the only case of the libraries of --load, else attention.
 CLI::Option* AddCase(CLI::App& app, std::string* name, const std::string& help);
 

@@ -1,7 +1,6 @@
 #include "client/command/diagnose.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <set>
 
@@ -190,24 +189,14 @@ std::string_view ToString(Verdict::Kind kind) {
 
 std::string Describe(const Verdict& verdict) {
   std::string text(ToString(verdict.kind));
-  switch (verdict.kind) {
-    case Verdict::Kind::kBug:
-      break;
-    case Verdict::Kind::kPolluted:
-      for (std::size_t i = 0; i < std::min(kNamed, verdict.culprits.size()); ++i)
-        text += (i == 0 ? " by \"" : ", \"") + verdict.culprits[i].name + "\"";
-      if (verdict.culprits.size() > kNamed)
-        text += " and " + std::to_string(verdict.culprits.size() - kNamed) + " more";
-      if (!verdict.minimal) text += " or some of them";
-      break;
-    case Verdict::Kind::kFlaky:
-      text = client::FlakyOf(verdict.failed, verdict.ran);
-      break;
-    case Verdict::Kind::kUndecided:
-      text += ": " + verdict.reason;
-      break;
-  }
-  return text;
+  if (verdict.kind == Verdict::Kind::kBug) return text;
+  if (verdict.kind == Verdict::Kind::kFlaky) return client::FlakyOf(verdict.failed, verdict.ran);
+  if (verdict.kind == Verdict::Kind::kUndecided) return text + ": " + verdict.reason;
+  for (std::size_t i = 0; i < std::min(kNamed, verdict.culprits.size()); ++i)
+    text += (i == 0 ? " by \"" : ", \"") + verdict.culprits[i].name + "\"";
+  if (verdict.culprits.size() > kNamed)
+    text += " and " + std::to_string(verdict.culprits.size() - kNamed) + " more";
+  return text + (verdict.minimal ? "" : " or some of them");
 }
 
 Minimised Minimise(std::size_t count,

@@ -1,15 +1,12 @@
 // `cppool diff FOLDER`: where the results of a dump are furthest from what they are compared with, in words
 // and as a picture.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <optional>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -20,6 +17,7 @@
 #include "base/new_file.h"
 #include "base/npy.h"
 #include "client/command/command.h"
+#include "client/command/junit.h"
 #include "client/suite/value_text.h"
 
 #include "protocol/json_text.h"
@@ -49,7 +47,7 @@ struct Difference {
 // Returns the axes of a tensor in the words of a failed check: a tensor with queries and keys (dbias) keeps
 // them apart.
 std::vector<std::string> WordsOf(std::vector<std::string> axes) {
-  const auto has = [&](const char* axis) { return std::find(axes.begin(), axes.end(), axis) != axes.end(); };
+  const auto has = [&](const char* axis) { return std::ranges::find(axes, axis) != axes.end(); };
   const bool both = has("query") && has("key");
   for (std::string& axis : axes) {
     if (axis == "batch") axis = "sequence";
@@ -112,7 +110,7 @@ class Folder {
     // The picture's axes: heads, or what else there is, over tokens.
     const auto axis = [&](std::initializer_list<const char*> names) {
       for (const char* name : names) {
-        const auto at = std::find(axes.begin(), axes.end(), name);
+        const auto at = std::ranges::find(axes, name);
         if (at != axes.end()) return static_cast<std::size_t>(at - axes.begin());
       }
       return axes.size();
@@ -179,12 +177,6 @@ class Folder {
   Json index_;
 };
 
-std::string Escaped(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return escaped;
-}
-
 // White: no error. Blue up to the tolerance, then red; black: infinite or NaN. Grey: not compared.
 std::string ColourOf(double error, double most, double tolerance) {
   if (std::isnan(error)) return "#ddd";
@@ -209,11 +201,11 @@ std::string Picture(const std::vector<Difference>& differences) {
     double most = 0;
     for (const double error : map.errors)
       if (std::isfinite(error)) most = std::max(most, error);
-    body << "<text x=\"10\" y=\"" << y + 12 << "\">" << Escaped(map.title) << "</text>\n";
+    body << "<text x=\"10\" y=\"" << y + 12 << "\">" << XmlEscape(map.title) << "</text>\n";
     y += 20;
     const double width = static_cast<double>(kWidth) / static_cast<double>(map.columns);
     for (std::size_t row = 0; row < map.rows.size(); ++row, y += kRow) {
-      body << "<text x=\"10\" y=\"" << y + 11 << "\">" << Escaped(map.rows[row]) << "</text>\n";
+      body << "<text x=\"10\" y=\"" << y + 11 << "\">" << XmlEscape(map.rows[row]) << "</text>\n";
       const double* const errors = &map.errors[row * static_cast<std::size_t>(map.columns)];
       for (std::int64_t begin = 0, end = 0; begin < map.columns; begin = end) {
         const std::string colour = ColourOf(errors[begin], most, map.tolerance);

@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <memory>
-#include <sstream>
 #include <system_error>
 #include <thread>
 
@@ -14,6 +13,7 @@
 #include "base/nccl_settings.h"
 #include "base/poll_timeout.h"
 #include "base/visible_devices.h"
+#include "base/words.h"
 #include "client/command/command.h"
 #include "client/src/daemon.h"
 #include "client/src/process.h"
@@ -21,13 +21,6 @@
 
 namespace cppool::command {
 namespace {
-
-// Returns the path of a program in PATH; empty when it is not there.
-std::string InPath(const std::string& program) {
-  for (const std::string& folder : client::SearchPath())
-    if (client::IsProgram(folder + "/" + program)) return folder + "/" + program;
-  return "";
-}
 
 // Returns the output of a program, or why there is none.
 std::string Capture(const std::string& path, const std::vector<std::string>& arguments,
@@ -55,11 +48,9 @@ std::string Capture(const std::string& path, const std::vector<std::string>& arg
 
 // Returns the last line of the stderr of a failed start.
 std::string Reason(const PoolError& error) {
-  std::istringstream text(error.stderr_tail());
-  std::string last;
-  for (std::string line; std::getline(text, line);)
-    if (!line.empty()) last = line;
-  return last.empty() ? error.what() : last;
+  std::vector<std::string> lines = base::Split(error.stderr_tail(), '\n');
+  std::erase(lines, "");
+  return lines.empty() ? error.what() : lines.back();
 }
 
 // The GPUs that `nvidia-smi -L` lists, and which of them CUDA sees. This process must not initialise the
@@ -72,7 +63,7 @@ void DescribeGpus(const char* visible, std::ostream& out) {
   } else {
     out << "not set\n";
   }
-  const std::string smi = InPath("nvidia-smi");
+  const std::string smi = client::InPath("nvidia-smi");
   out << "GPUs: ";
   if (smi.empty()) {
     out << "nvidia-smi is not in PATH\n";
@@ -81,8 +72,7 @@ void DescribeGpus(const char* visible, std::ostream& out) {
   const std::string listed = Capture(smi, {"-L"}, std::chrono::seconds(20));
   out << (listed.empty() ? "none\n" : "\n" + listed);
   std::vector<std::string> uuids;  // "GPU 0: NVIDIA H200 (UUID: GPU-8932f937-...)"
-  std::istringstream lines(listed);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : base::Split(listed, '\n')) {
     const std::size_t uuid = line.find("(UUID: GPU-");
     if (line.rfind("GPU ", 0) == 0 && uuid != std::string::npos)
       uuids.push_back(line.substr(uuid + 7, line.find(')', uuid) - uuid - 7));
@@ -144,7 +134,7 @@ bool Try(PoolOptions options, int world_size, std::ostream& out) {
 
 int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   std::ostream& out = streams.out;
-  PoolOptions options = ToPoolOptions(arguments);
+  PoolOptions options = arguments.pool;
   options.case_files = arguments.libraries;
   std::string daemon = FindDaemon(options);
   out << "cppool " << CPPOOL_VERSION << "\n";
@@ -152,7 +142,7 @@ int Doctor(const DaemonArguments& arguments, const Streams& streams) {
       << "\n";
   if (!daemon.empty()) out << Capture(daemon, {"--version"}, std::chrono::seconds(20));
   out << "CPU cores: " << std::thread::hardware_concurrency() << "\n";
-  const std::string chosen = client::DeviceList(options.devices);
+  const std::string chosen = base::Join(options.devices, ",");
   DescribeGpus(options.devices.empty() ? std::getenv("CUDA_VISIBLE_DEVICES") : chosen.c_str(), out);
   DescribeCluster(out);
   out << std::flush;

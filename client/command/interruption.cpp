@@ -1,13 +1,11 @@
 #include "client/command/interruption.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstdint>
 #include <system_error>
 
 namespace cppool::command {
@@ -31,27 +29,24 @@ Interruption::Interruption(std::function<void(int)> last_words, std::function<vo
       sigaddset(&signals_, signal);  // an ignored signal that is blocked would still arrive
   }
   arrived_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
-  over_ = eventfd(0, EFD_CLOEXEC);
-  if (arrived_ < 0 || over_ < 0) throw std::system_error(errno, std::generic_category(), "signalfd");
+  if (arrived_ < 0) throw std::system_error(errno, std::generic_category(), "signalfd");
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
   thread_ = std::thread(
       [this, last_words = std::move(last_words), where = std::move(where)] { Wait(last_words, where); });
 }
 
 Interruption::~Interruption() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(over_, &one, sizeof one);
+  over_.Set();
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   close(arrived_);
-  close(over_);
 }
 
 void Interruption::Wait(const std::function<void(int)>& last_words,
                         const std::function<void()>& where) const {
   signalfd_siginfo signal;
   while (true) {
-    pollfd fds[2] = {{arrived_, POLLIN, 0}, {over_, POLLIN, 0}};
+    pollfd fds[2] = {{arrived_, POLLIN, 0}, {over_.fd(), POLLIN, 0}};
     if (poll(fds, 2, -1) > 0 && fds[1].revents != 0) return;
     if (read(arrived_, &signal, sizeof signal) != sizeof signal) continue;
     if (signal.ssi_signo != SIGQUIT) break;

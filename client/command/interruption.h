@@ -7,6 +7,8 @@
 #include <functional>
 #include <thread>
 
+#include "base/event.h"
+
 namespace cppool::command {
 
 // During its life SIGQUIT calls `where` on another thread, and the process goes on. The first of the others
@@ -25,7 +27,8 @@ class Interruption {
   void Wait(const std::function<void(int)>& last_words, const std::function<void()>& where) const;
 
   sigset_t signals_, before_;
-  int arrived_, over_;  // a signalfd; an eventfd
+  int arrived_;  // a signalfd
+  const base::Event over_;
   std::thread thread_;
 };
 

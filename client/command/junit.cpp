@@ -17,45 +17,29 @@ std::size_t XmlCharacter(std::string_view text) {
   return control || code == 0xFFFE || code == 0xFFFF ? 0 : length;
 }
 
-// Returns XML text or the value of an attribute: markup is escaped; control characters and bytes that XML 1.0
-// forbids become '?'.
+}  // namespace
+
 std::string XmlEscape(std::string_view text) {
   std::string result;
   while (!text.empty()) {
-    std::size_t length = XmlCharacter(text);
-    switch (length == 0 ? '\0' : text[0]) {
-      case '\0':
-        result += '?';
-        break;
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += text.substr(0, length);
-    }
+    const std::size_t length = XmlCharacter(text);
+    result += length == 0      ? "?"
+              : text[0] == '&' ? "&amp;"
+              : text[0] == '<' ? "&lt;"
+              : text[0] == '>' ? "&gt;"
+              : text[0] == '"' ? "&quot;"
+                               : text.substr(0, length);
     text.remove_prefix(length == 0 ? 1 : length);
   }
   return result;
 }
-
-}  // namespace
 
 void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<JunitCase>& cases) {
   using Outcome = JunitCase::Outcome;
   double seconds = 0;
   for (const JunitCase& one : cases) seconds += one.seconds;
   auto count = [&](Outcome outcome) {
-    return std::count_if(cases.begin(), cases.end(),
-                         [&](const JunitCase& one) { return one.outcome == outcome; });
+    return std::ranges::count_if(cases, [&](const JunitCase& one) { return one.outcome == outcome; });
   };
   // In UTC, without the letter that says so, which the schema of JUnit's reports does not have.
   out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\""

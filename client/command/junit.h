@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,10 @@ struct JunitSuite {
   std::chrono::system_clock::time_point begin;
   std::vector<std::pair<std::string, std::string>> properties;  // what it ran on
 };
+
+// Returns XML text or the value of an attribute: markup is escaped; control characters and bytes that XML 1.0
+// forbids become '?'.
+std::string XmlEscape(std::string_view text);
 
 void WriteJunit(std::ostream& out, const JunitSuite& suite, const std::vector<JunitCase>& cases);
 

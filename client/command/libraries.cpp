@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "base/words.h"
 #include "client/suite/value_text.h"
 #include "protocol/parameters.h"
 
@@ -138,11 +139,11 @@ std::string LoadedCases::only() const {
 void LoadedCases::CheckUsed(const std::vector<suite::Cell>& cells) const {
   for (const Library& library : libraries_) {
     const auto is_of_library = [&](const suite::Cell& cell) {
-      return std::find(library.cases.begin(), library.cases.end(), cell.case_name) != library.cases.end();
+      return std::ranges::find(library.cases, cell.case_name) != library.cases.end();
     };
-    if (cells.empty() || std::any_of(cells.begin(), cells.end(), is_of_library)) continue;
+    if (cells.empty() || std::ranges::any_of(cells, is_of_library)) continue;
     throw suite::UsageError("--load " + library.file + ": nothing of it would run. It has the " +
-                            (library.cases.size() == 1 ? "case " : "cases ") + protocol::Join(library.cases) +
+                            (library.cases.size() == 1 ? "case " : "cases ") + base::Join(library.cases) +
                             ": name one, by --case or as \"case\" of a suite, or leave the library out");
   }
 }
@@ -151,8 +152,7 @@ std::vector<std::string> LoadedCases::FilesWith(const std::string& case_name) co
   if (libraries_.empty()) return files_;
   std::vector<std::string> files;
   for (const Library& library : libraries_)
-    if (std::find(library.cases.begin(), library.cases.end(), case_name) != library.cases.end())
-      files.push_back(library.file);
+    if (std::ranges::find(library.cases, case_name) != library.cases.end()) files.push_back(library.file);
   return files;
 }
 

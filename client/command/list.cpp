@@ -60,7 +60,7 @@ void PrintCase(std::ostream& out, const Json& one) {
 }
 
 int List(const Arguments& arguments, const Streams& streams) {
-  PoolOptions options = ToPoolOptions(arguments.daemon);
+  PoolOptions options = arguments.daemon.pool;
   options.world_size = 1;
   Pool pool(options);
   const std::optional<Libraries> libraries = MakeLibraries(
@@ -102,7 +102,7 @@ int List(const Arguments& arguments, const Streams& streams) {
 
 void AddList(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  arguments->daemon.backend = "host";  // is there everywhere and starts at once
+  arguments->daemon.pool.backend = "host";  // is there everywhere and starts at once
   CLI::App* list = app.add_subcommand("list", "Lists the cases, or the parameters of one");
   list->add_option("case", arguments->case_name, "The case whose parameters are listed")->check(IsUtf8);
   AddDaemonOptions(*list, &arguments->daemon);

@@ -1,23 +1,20 @@
 // `cppool pipe`: the daemon's protocol over stdin and stdout, in front of a Pool. Its limits and its respawn
 // are the library's, and a request whose daemon gives no answer has one all the same.
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <tuple>
 #include <utility>
 #include <variant>
 
+#include "base/event.h"
 #include "base/stdout_channel.h"
 #include "client/command/command.h"
 #include "client/command/interruption.h"
@@ -38,20 +35,9 @@ constexpr const char* kNotBegun = "cancelled before its first iteration";
 
 struct PipeArguments {
   DaemonArguments daemon;
-  int world_size = 2;
   RunOptions defaults;
   double deadline = std::chrono::duration<double>(defaults.deadline).count();
-  int retries = 0;
-  bool allow_faults = false;
 };
-
-PoolOptions ToPoolOptions(const PipeArguments& arguments) {
-  PoolOptions options = ToPoolOptions(arguments.daemon);
-  options.world_size = arguments.world_size;
-  options.retries = arguments.retries;
-  if (arguments.allow_faults) options.arguments.emplace_back("--allow-faults");
-  return options;
-}
 
 void WriteStderr(std::string_view before, std::string_view line) {
   std::string text(before);
@@ -102,19 +88,13 @@ Json NoAnswer(const PoolError& error, const protocol::IncomingRequest& request) 
 class Pipe {
  public:
   Pipe(const PipeArguments& arguments, base::UniqueFd requests, base::StdoutChannel answers)
-      : arguments_(arguments),
-        answers_(std::move(answers)),
-        stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        requests_(std::move(requests)),
-        pool_([&] {
-          PoolOptions options = ToPoolOptions(arguments);
+      : arguments_(arguments), answers_(std::move(answers)), requests_(std::move(requests)), pool_([&] {
+          PoolOptions options = arguments.daemon.pool;
           options.on_stderr = [](std::string_view line) { WriteStderr("", line); };
           options.log = [this](std::string_view line) { TakeLog(line); };
           options.interrupted = [this] { return interrupted_ || ending_ || NobodyReads(); };
           return options;
-        }()) {
-    if (!stop_) throw std::system_error(errno, std::generic_category(), "eventfd");
-  }
+        }()) {}
 
   int Serve(const Streams& streams) {
     const Interruption interruption([this](int signal) { End(signal); }, [this] { TellWhere(); });
@@ -126,7 +106,7 @@ class Pipe {
     defaults.load = libraries->load;
     {
       protocol::RequestReader reader(
-          std::move(requests_), stop_.get(), queue_,
+          std::move(requests_), stop_.fd(), queue_,
           {[this](const protocol::IncomingRequest& request) { Overtake(request); }, [] {}}, std::nullopt,
           std::move(defaults));
       while (const auto request = reader.Next())
@@ -251,8 +231,7 @@ class Pipe {
   void End(int signal) {
     TellWhere();
     ending_ = signal;
-    const std::uint64_t one = 1;
-    std::ignore = write(stop_.get(), &one, sizeof one);
+    stop_.Set();
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return over_; });  // Interruption has a limit
   }
@@ -267,7 +246,7 @@ class Pipe {
 
   const PipeArguments& arguments_;
   base::StdoutChannel answers_;
-  const base::UniqueFd stop_;  // reading ends
+  const base::Event stop_;  // reading ends
   base::UniqueFd requests_;
   protocol::RequestQueue queue_;
   std::optional<Json> current_id_;  // of the request under way; on the main thread alone
@@ -286,16 +265,18 @@ void AddPipe(CLI::App& app, const Streams& streams, int* exit_code) {
   auto arguments = std::make_shared<PipeArguments>();
   CLI::App* pipe = app.add_subcommand(
       "pipe", "Reads requests of the daemon's protocol from stdin, and writes an answer to each to stdout");
-  pipe->add_option("--world-size", arguments->world_size, "Number of ranks")
+  pipe->add_option("--world-size", arguments->daemon.pool.world_size, "Number of ranks")
       ->check(CLI::Range(1, protocol::kMaxWorldSize))
       ->capture_default_str();
   AddDeadline(*pipe, &arguments->deadline, "Seconds for each run that has no deadline_ms");
   AddDaemonOptions(*pipe, &arguments->daemon);
-  pipe->add_option("--retries", arguments->retries,
+  pipe->add_option("--retries", arguments->daemon.pool.retries,
                    "Asks again, up to so often, when the daemon of a request died: the answer is then flaky")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
-  pipe->add_flag("--allow-faults", arguments->allow_faults, "Requests may have a fault, for tests");
+  pipe->add_flag_callback(
+      "--allow-faults", [arguments] { arguments->daemon.pool.arguments.emplace_back("--allow-faults"); },
+      "Requests may have a fault, for tests");
   pipe->callback([arguments, streams, exit_code] {
     base::UniqueFd requests = base::TakeStdin();
     Pipe session(*arguments, std::move(requests), base::StdoutChannel::TakeStdout());

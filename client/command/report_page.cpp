@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -15,6 +14,7 @@
 #include <cppool/version.h>
 
 #include "base/new_file.h"
+#include "base/words.h"
 #include "client/suite/value_text.h"
 #include "protocol/framing.h"
 #include "protocol/json_text.h"
@@ -169,9 +169,8 @@ void ReportPage::Read(const std::string& file) {
   if (!in.is_open() || errno != 0)
     throw suite::UsageError("cannot read " + file + ": " + std::strerror(errno));
   Begin(file);
-  std::istringstream lines(text.str());
   int number = 0, records = 0;
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : base::Split(text.str(), '\n')) {
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {

@@ -1,7 +1,6 @@
 // `cppool run`: one case or a suite, each cell in the warm pool of its world size. Its options are in
 // run_arguments.h, its output in run_report.h.
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +15,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/unique_fd.h"
+#include "base/event.h"
+#include "base/words.h"
 #include "client/command/case_output.h"
 #include "client/command/cell_files.h"
 #include "client/command/command.h"
@@ -271,9 +271,7 @@ class Run {
   // A refused request is not run again: it would be refused again. A case that passed and left something
   // behind needs no diagnosis.
   bool Diagnosable(const Outcome& outcome) const {
-    const bool refused =
-        outcome.result && outcome.result->failure && outcome.result->failure->kind == "invalid_request";
-    return arguments_.diagnose && outcome.failed() && outcome.asked && !refused &&
+    return arguments_.diagnose && outcome.failed() && outcome.asked && !outcome.refused() &&
            !(outcome.result && outcome.result->ok());
   }
 
@@ -303,26 +301,25 @@ class Run {
 // During its life a run is given up when a file is saved, which `saved` then is.
 class GivesUpWhenSaved {
  public:
-  GivesUpWhenSaved(FileWatch& watch, Run& run, std::string& saved) : over_(eventfd(0, EFD_CLOEXEC)) {
+  GivesUpWhenSaved(FileWatch& watch, Run& run, std::string& saved) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);  // signals are for Interruption
     thread_ = std::thread([this, &watch, &run, &saved] {
-      saved = watch.Wait(over_.get());
+      saved = watch.Wait(over_.fd());
       if (!saved.empty()) run.GiveUp();
     });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~GivesUpWhenSaved() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t told = write(over_.get(), &one, sizeof one);
+    over_.Set();
     thread_.join();
   }
   GivesUpWhenSaved(const GivesUpWhenSaved&) = delete;
   GivesUpWhenSaved& operator=(const GivesUpWhenSaved&) = delete;
 
  private:
-  const base::UniqueFd over_;
+  const base::Event over_;
   std::thread thread_;
 };
 
@@ -377,7 +374,7 @@ class Rounds {
       }
       streams_.out << std::flush;
       if (saved_.empty()) {
-        streams_.err << "cppool: waiting for a save of " << protocol::Join(Named())
+        streams_.err << "cppool: waiting for a save of " << base::Join(Named())
                      << " or of a file that is included; Ctrl-C ends this" << std::endl;
         saved_ = watch.Wait();
       }

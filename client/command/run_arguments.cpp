@@ -59,7 +59,7 @@ std::vector<suite::Cell> CellsOfShard(const std::vector<suite::Cell>& cells, con
   std::vector<std::size_t> chosen;
   const std::vector<std::size_t> order = suite::RunOrder(cells);
   for (std::size_t i = shard.index - 1; i < order.size(); i += shard.count) chosen.push_back(order[i]);
-  std::sort(chosen.begin(), chosen.end());
+  std::ranges::sort(chosen);
   std::vector<suite::Cell> result;
   for (const std::size_t index : chosen) result.push_back(cells[index]);
   return result;
@@ -243,7 +243,7 @@ std::vector<suite::Cell> CellsOf(const RunArguments& arguments, const Streams& s
 }
 
 PoolOptions ToPoolOptions(const RunArguments& arguments) {
-  PoolOptions options = ToPoolOptions(arguments.daemon);
+  PoolOptions options = arguments.daemon.pool;
   // A retry in a fresh daemon would hide from a diagnosis what earlier cells have polluted.
   options.retries = arguments.diagnose ? 0 : arguments.retries.value_or(1);
   if (arguments.options.fault) options.arguments.emplace_back("--allow-faults");

@@ -10,6 +10,7 @@
 #include <cppool/version.h>
 
 #include "base/file_cache.h"
+#include "base/words.h"
 #include "client/command/command.h"
 #include "client/command/diagnose.h"
 #include "client/src/describe.h"
@@ -27,13 +28,6 @@ std::string DescribeCheck(const Check& check) {
   if (check.ratio) text << ", ratio " << *check.ratio;
   const std::string worst = DescribeWorst(check);
   return text.str() + (worst.empty() ? "" : "; " + worst);
-}
-
-std::vector<std::string> LinesOf(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
 }
 
 // Cuts off what the daemon puts before its own messages: "[07:08:49.665] [cppoold 24396] [warning] [rank 1]
@@ -58,7 +52,7 @@ class Explanation {
       if (!outcome.error.starts_with(outcome.lost[i].error))
         Add("attempt " + std::to_string(i + 1) + ": " + outcome.lost[i].error);
     if (outcome.result) AddChecks(outcome.result->checks);
-    for (const std::string& line : LinesOf(outcome.error)) Add(line);
+    for (const std::string& line : base::Split(outcome.error, '\n')) Add(line);
     if (lines.size() > 1 && lines.back() == client::kTailTitle) lines.pop_back();
     if (outcome.result) AddRanks(*outcome.result);
     for (const std::string& line : outcome.output)
@@ -100,8 +94,8 @@ class Explanation {
     return message.size() < line.size() && IsListed(message);
   }
   bool IsListed(std::string_view text) const {
-    return std::any_of(listed_.begin(), listed_.end(),
-                       [&](const std::string& line) { return line.find(text) != std::string::npos; });
+    return std::ranges::any_of(listed_,
+                               [&](const std::string& line) { return line.find(text) != std::string::npos; });
   }
   bool NamesCheck(const std::string& text) const {
     return result_ && client::NamesFailedCheck(text, *result_);
@@ -207,7 +201,7 @@ void RunReport::PrintListed(const suite::Cell& cell, const Outcome& outcome) {
   }
   streams_.out << cell.name << ": " << Repeat(cell) << "\n";
   std::string before = flaky ? "  " : skipped ? "  would be skipped: " : "  would fail: ";
-  for (const std::string& line : flaky ? Explanation(outcome).lines : LinesOf(outcome.error)) {
+  for (const std::string& line : flaky ? Explanation(outcome).lines : base::Split(outcome.error, '\n')) {
     streams_.out << before << line << "\n";
     before = "    ";
   }
@@ -330,7 +324,7 @@ std::string RunReport::Repeat(const suite::Cell& cell) const {
   RunOptions options = ToRunOptions(arguments_);
   if (for_each_) options.dump = options.trace = "";
   std::vector<std::string> words =
-      suite::OptionWords(ToPoolOptions(arguments_.daemon), loaded_.FilesWith(cell.case_name), options);
+      suite::OptionWords(arguments_.daemon.pool, loaded_.FilesWith(cell.case_name), options);
   if (arguments_.leaks_are_errors) words.insert(words.end(), {"--leaks", "error"});
   return suite::RepeatCommand(streams_.program, cell, words);
 }

@@ -267,8 +267,7 @@ void CellRunner::StartNext(double seconds) {
   seconds_ += seconds;
   ++cells_;
   if (next_ != 0 || rules_.keep_worlds) return;
-  const auto next =
-      std::find_if(upcoming_.begin(), upcoming_.end(), [&](int size) { return size != world_size_; });
+  const auto next = std::ranges::find_if(upcoming_, [&](int size) { return size != world_size_; });
   if (next == upcoming_.end() || not_started_.count(*next) != 0) return;
   const auto left = static_cast<double>(next - upcoming_.begin());
   if (left * seconds_ / cells_ > kStartTakes) return;

@@ -55,6 +55,9 @@ struct Outcome {
   std::optional<Again> again;      // of the first failure, with --failures
 
   bool failed() const { return kind == Kind::kFailed || kind == Kind::kError; }
+  bool refused() const {  // the request is wrong
+    return result && result->failure && result->failure->kind == "invalid_request";
+  }
   // Returns whether it makes a run fail: `flaky_passes` allows a flaky one of which every run passed in the
   // end.
   bool Fails(bool flaky_passes) const {

@@ -13,7 +13,7 @@ std::vector<SweepAxis> SweepAxesOf(const std::vector<std::string>& params) {
   for (const std::string& text : params) {
     const auto [key, values] = suite::SplitAssignment(text, "--param");
     SweepAxis axis{key, suite::ValuesFromText(values, "--param " + key)};
-    if (std::any_of(axes.begin(), axes.end(), [&](const SweepAxis& other) { return other.key == axis.key; }))
+    if (std::ranges::any_of(axes, [&](const SweepAxis& other) { return other.key == axis.key; }))
       throw suite::UsageError("--param " + key + " is given twice: give its values in one list, " + key +
                               "=A,B");
     axes.push_back(std::move(axis));

@@ -37,8 +37,8 @@ std::string Text(const Counts& counts) {
 }
 
 Counts& Tally::At(std::vector<Row>& rows, const std::string& name, const std::string& value) {
-  auto found = std::find_if(rows.begin(), rows.end(),
-                            [&](const Row& row) { return row.name == name && row.value == value; });
+  auto found =
+      std::ranges::find_if(rows, [&](const Row& row) { return row.name == name && row.value == value; });
   if (found != rows.end()) return found->counts;
   // After the last row of its name, so that the rows of an axis stay together.
   auto last = std::find_if(rows.rbegin(), rows.rend(), [&](const Row& row) { return row.name == name; });
@@ -54,8 +54,8 @@ void Tally::Add(const suite::Cell& cell, const Outcome& outcome) {
   if (!outcome.result) return;
   for (const Check& check : outcome.result->checks) {
     if (!check.ratio || check.against != "oracle") continue;
-    auto worst = std::find_if(ratios_.begin(), ratios_.end(),
-                              [&](const auto& entry) { return entry.first == check.tensor; });
+    auto worst =
+        std::ranges::find_if(ratios_, [&](const auto& entry) { return entry.first == check.tensor; });
     if (worst == ratios_.end()) worst = ratios_.insert(worst, {check.tensor, {-1, ""}});
     const double ratio = std::isnan(*check.ratio) ? std::numeric_limits<double>::infinity() : *check.ratio;
     if (ratio > worst->second.ratio) worst->second = {ratio, cell.name};

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -75,7 +74,7 @@ Torchrun Parse(const Words& words) {
     }
     static const Words valued = {"--nproc-per-node", "--nnodes",   "--master-addr",
                                  "--master-port",    "--deadline", "--preload"};
-    if (std::find(valued.begin(), valued.end(), name) == valued.end()) {
+    if (std::ranges::find(valued, name) == valued.end()) {
       run.unsupported = words[i];
       return run;
     }
@@ -139,8 +138,7 @@ Json Environment() {
         "RANK",        "LOCAL_RANK",      "WORLD_SIZE",           "LOCAL_WORLD_SIZE",
         "GROUP_RANK",  "ROLE_RANK",       "ROLE_WORLD_SIZE",      "MASTER_ADDR",
         "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST"};
-    if (name.empty() || std::find(own.begin(), own.end(), name) != own.end() ||
-        !IsUtf8(std::string(text)).empty())
+    if (name.empty() || std::ranges::find(own, name) != own.end() || !IsUtf8(std::string(text)).empty())
       continue;
     env[name] = std::string(text.substr(name.size() + 1));
   }

@@ -20,17 +20,9 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMostPools = 64;
 
-const protocol::RunRequest* RunOf(const protocol::Operation& operation) {
-  const auto* validate = std::get_if<protocol::ValidateRequest>(&operation);
-  return validate ? &validate->run : std::get_if<protocol::RunRequest>(&operation);
-}
-
 std::string What(const protocol::Operation& operation) {
-  constexpr const char* kOps[] = {"hello", "list",     "run",    "validate",
-                                  "stats", "shutdown", "cancel", "status"};
-  static_assert(std::size(kOps) == std::variant_size_v<protocol::Operation>);
   const auto* run = RunOf(operation);
-  return kOps[operation.index()] + (run ? " " + run->case_name : std::string());
+  return protocol::NameOf(operation) + (run ? " " + run->case_name : std::string());
 }
 
 double SecondsSince(Clock::time_point time) {
@@ -94,7 +86,7 @@ bool ServedPool::SharesDevices(const ServedPool& other) const {
   const auto devices = [](const ServedPool& pool) { return DevicesOf(pool.LastHello()); };
   const auto mine = devices(*this), theirs = devices(other);
   return mine.empty() || theirs.empty() ||
-         std::any_of(mine.begin(), mine.end(), [&](const auto& device) { return theirs.count(device) != 0; });
+         std::ranges::any_of(mine, [&](const auto& device) { return theirs.count(device) != 0; });
 }
 
 bool ServedPool::IsUp() {
@@ -301,8 +293,8 @@ void ServedPools::Start(ServedPool& pool, Caller& caller) {
 
 bool ServedPools::EndOther(const ServedPool& than) {
   auto pools = All();
-  std::sort(pools.begin(), pools.end(),
-            [](const auto& one, const auto& other) { return one->last_used() < other->last_used(); });
+  std::ranges::sort(pools,
+                    [](const auto& one, const auto& other) { return one->last_used() < other->last_used(); });
   for (const auto& pool : pools) {
     if (pool.get() == &than || !pool->SharesDevices(than)) continue;
     const auto turn = turns_.TryTake(pool->own());

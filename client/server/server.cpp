@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -78,9 +77,8 @@ Server::Server(std::string path, std::chrono::milliseconds idle_exit, std::optio
     if (!S_ISSOCK(status.st_mode)) throw std::runtime_error(path_ + " is there and is no socket");
     unlink(path_.c_str());  // of a server that crashed
   }
-  wake_ = base::AboveStandard(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   socket_ = base::AboveStandard(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!wake_ || !socket_) Fail("cannot make a socket");
+  if (!socket_) Fail("cannot make a socket");
   if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     Fail("cannot listen at " + path_);
   if (chmod(path_.c_str(), 0600) != 0 || listen(socket_.get(), kMostClients) != 0)
@@ -93,12 +91,7 @@ Server::~Server() {
 
 void Server::Stop() {
   stopping_ = true;
-  Wake();
-}
-
-void Server::Wake() const {
-  const std::uint64_t one = 1;
-  std::ignore = write(wake_.get(), &one, sizeof one);
+  wake_.Set();
 }
 
 std::string Server::Run() {
@@ -116,12 +109,9 @@ std::string Server::Run() {
         break;
       }
     }
-    pollfd fds[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    pollfd fds[2] = {{socket_.get(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
     if (poll(fds, 2, wait) < 0) continue;
-    if (fds[1].revents != 0) {
-      std::uint64_t ignored = 0;
-      std::ignore = read(wake_.get(), &ignored, sizeof ignored);
-    }
+    if (fds[1].revents != 0) wake_.Clear();
     if (fds[0].revents != 0) Accept();
   }
   stopping_ = true;
@@ -155,7 +145,7 @@ void Server::Accept() {
       client.thread = std::thread([this, &client] {
         client.session->Serve();
         client.ended = true;
-        Wake();
+        wake_.Set();
       });
       return;
     }

@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 
+#include "base/event.h"
 #include "base/unique_fd.h"
 #include "client/server/served_pool.h"
 #include "client/server/session.h"
@@ -45,13 +45,13 @@ class Server : public Host {
   const std::optional<std::string>& launch() const override { return launch_; }
   void Accept();
   void Reap(bool all);
-  void Wake() const;
 
   const std::string path_;
   const std::chrono::milliseconds idle_exit_;
   const std::optional<std::string> launch_;
   const Clock::time_point started_ = Clock::now();
-  base::UniqueFd lock_, wake_, socket_;
+  base::UniqueFd lock_, socket_;
+  const base::Event wake_;
   std::atomic<bool> stopping_{false};
   ServedPools pools_;
   std::list<Client> clients_;  // of the thread that runs Run

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include <iterator>
 #include <set>
 #include <sstream>
-#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -50,7 +48,7 @@ std::string NameOf(pid_t pid) {
   std::ostringstream text;
   text << file.rdbuf();  // an iterator would throw when the process ends meanwhile
   std::string command = text.str();
-  std::replace(command.begin(), command.end(), '\0', ' ');
+  std::ranges::replace(command, '\0', ' ');
   while (command.ends_with(' ')) command.pop_back();
   if (command.size() > kMostCommand) command = command.substr(0, kMostCommand) + "...";
   return "pid " + std::to_string(pid) + (command.empty() ? "" : " (" + command + ")");
@@ -87,30 +85,21 @@ std::optional<std::pair<std::optional<Json>, bool>> ParseTurn(std::string_view l
 
 bool Session::Item::is_run() const {
   const auto* operation = std::get_if<protocol::Operation>(&work);
-  return operation && (std::holds_alternative<protocol::RunRequest>(*operation) ||
-                       std::holds_alternative<protocol::ValidateRequest>(*operation));
+  return operation && protocol::RunOf(*operation);
 }
 
 Session::Session(Host& host, base::UniqueFd socket, pid_t pid)
     : host_(host),
       socket_(std::move(socket)),
       pidfd_(pid > 0 ? client::OpenPidfd(pid) : -1),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       name_(NameOf(pid)),
-      client_(pid > 0 ? "process " + std::to_string(pid) : "socket " + std::to_string(socket_.get())) {
-  if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
-}
+      client_(pid > 0 ? "process " + std::to_string(pid) : "socket " + std::to_string(socket_.get())) {}
 
 void Session::Serve() {
   std::thread other([this] { Loop(); });
   Loop();
   other.join();
   kept_.End();
-}
-
-void Session::Wake() {
-  const std::uint64_t one = 1;
-  std::ignore = write(wake_.get(), &one, sizeof one);
 }
 
 void Session::Loop() {
@@ -136,13 +125,10 @@ std::optional<protocol::LineReader::Line> Session::NextLine() {
     const bool flushed = Flush();
     if (last_ && idle && flushed) break;
     const auto events = static_cast<short>((has_room && !last_ ? POLLIN : 0) | (flushed ? 0 : POLLOUT));
-    pollfd fds[3] = {{socket_.get(), events, 0}, {wake_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+    pollfd fds[3] = {{socket_.get(), events, 0}, {wake_.fd(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
     // Without a limit: the other thread and the server wake it.
     if (poll(fds, 3, -1) < 0) continue;
-    if (fds[1].revents != 0) {
-      std::uint64_t ignored = 0;
-      std::ignore = read(wake_.get(), &ignored, sizeof ignored);
-    }
+    if (fds[1].revents != 0) wake_.Clear();
     if ((fds[0].revents & (POLLHUP | POLLERR)) != 0 || fds[2].revents != 0 || host_.stopping()) break;
     if ((fds[0].revents & POLLIN) == 0 || Receive()) continue;
     last_ = true;  // a client that has shut down its side still gets its answers
@@ -339,8 +325,8 @@ void Session::Cancel(const Json& cancels, const std::optional<Json>& id) {
       const std::lock_guard lock(mutex_);
       const auto meant = [&](const Item& item) { return item.is_run() && item.id == cancels; };
       const bool current = current_ && meant(*current_);
-      const auto waits = std::find_if(queue_.begin(), queue_.end(), meant);
-      const auto count = std::count_if(queue_.begin(), queue_.end(), meant) + (current ? 1 : 0);
+      const auto waits = std::ranges::find_if(queue_, meant);
+      const auto count = std::ranges::count_if(queue_, meant) + (current ? 1 : 0);
       if (tried && !current && ended_cancelled_) return Send(protocol::OkResponse(Json::object(), id));
       if (count != 1)
         return Send(Refused(count == 0

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <variant>
 
+#include "base/event.h"
 #include "base/unique_fd.h"
 #include "client/server/served_pool.h"
 #include "protocol/framing.h"
@@ -43,8 +44,8 @@ class Session : private Caller {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  void Serve();  // until the client is gone, or the server stops
-  void Wake();   // any thread: the server stops
+  void Serve();                 // until the client is gone, or the server stops
+  void Wake() { wake_.Set(); }  // any thread: the server stops
 
  private:
   struct Item {
@@ -80,7 +81,8 @@ class Session : private Caller {
 
   Host& host_;
   const base::UniqueFd socket_;
-  base::UniqueFd pidfd_, wake_, errors_;
+  base::UniqueFd pidfd_, errors_;
+  const base::Event wake_;
   const std::string name_, client_;
   client::Attachment wanted_;
   std::shared_ptr<ServedPool> pool_;  // null before the first line

@@ -37,8 +37,9 @@ bool Turns::IsFirst(std::list<Entry>::const_iterator entry, Clock::time_point* a
   bool first = true;
   for (auto before = entries_.begin(); before != entry; ++before) {
     if (before->kept && (before->client == entry->client || before->kept_until <= Clock::now())) continue;
-    if (std::none_of(before->resources.begin(), before->resources.end(),
-                     [&](const std::string& resource) { return entry->resources.count(resource) != 0; }))
+    if (std::ranges::none_of(before->resources, [&](const std::string& resource) {
+          return entry->resources.count(resource) != 0;
+        }))
       continue;
     if (before->kept) *again = std::min(*again, before->kept_until);
     first = false;
@@ -55,7 +56,7 @@ void Turns::Extend(const std::string& client) {
 Turns::Turn Turns::Take(const std::string& client, const Resources& resources, Clock::time_point until,
                         const std::function<bool()>& given_up) {
   std::unique_lock lock(mutex_);
-  const auto kept = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+  const auto kept = std::ranges::find_if(entries_, [&](const Entry& entry) {
     return entry.kept && entry.client == client && entry.kept_until > Clock::now();
   });
   // While it waits for others that came before the turn that it keeps, or has a turn, nobody else's comes.

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/file_cache.h"
+#include "base/words.h"
 #include "client/src/members.h"
 #include "client/src/pool_options.h"
 
@@ -119,12 +119,11 @@ Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& la
     for (const Json& need : line["needs"])
       if (need.is_string()) needs.push_back(need);
   std::copy_if(needs.begin(), needs.end(), std::back_inserter(lacks), [](const std::string& need) {
-    return std::find(std::begin(kServerFeatures), std::end(kServerFeatures), need) ==
-           std::end(kServerFeatures);
+    return std::ranges::find(kServerFeatures, need) == std::end(kServerFeatures);
   });
   if (!lacks.empty())
     throw std::invalid_argument("this server is older than its client, and has not the features " +
-                                protocol::Join(lacks) + ": end it with `cppool stop` and start another");
+                                base::Join(lacks) + ": end it with `cppool stop` and start another");
   Attachment result;
   std::string op, stamp;
   Json pool = Json::object();
@@ -153,9 +152,9 @@ Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& la
   result.identity = Json{pool, environment, stamp}.dump();
   std::map<std::string, std::string> variables(environment.begin(), environment.end());
   for (const auto& [name, value] : result.pool.environment) variables[name] = value;
-  if (!result.pool.devices.empty() &&
-      std::none_of(result.pool.environment.begin(), result.pool.environment.end(),
-                   [](const auto& entry) { return entry.first == "CUDA_VISIBLE_DEVICES"; }))
+  if (!result.pool.devices.empty() && std::ranges::none_of(result.pool.environment, [](const auto& entry) {
+        return entry.first == "CUDA_VISIBLE_DEVICES";
+      }))
     variables.erase("CUDA_VISIBLE_DEVICES");  // the option `devices` sets it
   result.pool.environment.assign(variables.begin(), variables.end());
   return result;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -16,6 +15,7 @@
 #include "base/digest.h"
 #include "base/file_cache.h"
 #include "base/new_file.h"
+#include "base/words.h"
 #include "client/src/compile_inputs.h"
 #include "client/src/run_tool.h"
 #include "client/src/shell.h"
@@ -55,10 +55,9 @@ void Append(Words* words, const Words& more) { words->insert(words->end(), more.
 
 std::optional<std::string> Find(const Words& names) {
   for (const std::string& name : names) {
-    if (name.find('/') != std::string::npos && client::IsProgram(name)) return name;
-    if (name.find('/') != std::string::npos) continue;
-    for (const std::string& folder : client::SearchPath())
-      if (client::IsProgram(folder + "/" + name)) return folder + "/" + name;
+    const bool is_path = name.find('/') != std::string::npos;
+    const std::string found = !is_path ? client::InPath(name) : client::IsProgram(name) ? name : "";
+    if (!found.empty()) return found;
   }
   return std::nullopt;
 }
@@ -81,9 +80,7 @@ Words CompilerFor(Language language) {
     names.insert(names.end(), {"nvcc", "/usr/local/cuda/bin/nvcc"});
   }
   if (const auto found = Find(names)) return {*found};
-  std::string searched;
-  for (const std::string& name : names) searched += (searched.empty() ? "" : ", ") + name;
-  throw CompileError("there is no compiler (" + searched + "): install one, or set " + variable +
+  throw CompileError("there is no compiler (" + base::Join(names) + "): install one, or set " + variable +
                      " to its path");
 }
 
@@ -308,13 +305,6 @@ bool IsDevice(const std::string& file) {
   return fs::is_character_file(status);
 }
 
-Words SplitLines(const std::string& text, char end) {
-  std::istringstream stream(text);
-  Words lines;
-  for (std::string line; std::getline(stream, line, end);) lines.push_back(line);
-  return lines;
-}
-
 // A compilation that is tried again knows this from the one before.
 struct Tries {
   Words included;       // the files that the source included
@@ -343,7 +333,7 @@ std::optional<Compiled> TryCompile(const base::FileCache& cache, const Job& job,
   const std::string list =  // has the files that it included when it was compiled last
       base::FileCache::Name(job.source, key, ".files");
   if (const auto files = cache.Read(list)) {
-    compiled.included = SplitLines(*files, '\0');
+    compiled.included = base::Split(*files, '\0');
     for (const std::string& file : compiled.included) before.Take(file);
     const auto name = name_with(compiled.included);
     if (name && cache.Use(*name)) {
@@ -419,7 +409,7 @@ std::vector<std::string> CapabilitiesOf(const Json& hello) {
   for (const Json& device : devices) {
     const Json capability = device.is_object() ? device.value("capability", Json()) : Json();
     if (!capability.is_string() || capability.get_ref<const std::string&>().empty()) continue;
-    if (std::find(capabilities.begin(), capabilities.end(), capability) == capabilities.end())
+    if (std::ranges::find(capabilities, capability.get_ref<const std::string&>()) == capabilities.end())
       capabilities.push_back(capability.get<std::string>());
   }
   return capabilities;

@@ -170,7 +170,7 @@ Words ReadDependencies(const std::string& text) {
     }
   }
   end();
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   files.erase(std::unique(files.begin(), files.end()), files.end());
   return files;
 }

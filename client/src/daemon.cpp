@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/poll_timeout.h"
+#include "base/words.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/process.h"
@@ -40,7 +41,7 @@ base::SpawnCommand DaemonCommand(const PoolOptions& options) {
   if (options.launch)  // it says before who has not come
     command.environment.push_back("CPPOOL_START_LIMIT_MS=" + std::to_string(options.start_limit.count()));
   if (!options.devices.empty())
-    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + DeviceList(options.devices));
+    command.environment.push_back("CUDA_VISIBLE_DEVICES=" + base::Join(options.devices, ","));
   for (const auto& [name, value] : options.environment) command.environment.push_back(name + "=" + value);
   return command;
 }
@@ -65,6 +66,14 @@ std::string Seconds(milliseconds time) {
   return text.str();
 }
 
+void Log(const PoolOptions& options, std::string_view line) {
+  if (!options.log) return;
+  try {
+    options.log(line);
+  } catch (...) {  // dropped, as pool.h says
+  }
+}
+
 bool Interrupted(const PoolOptions& options) {
   try {
     return options.interrupted && options.interrupted();
@@ -73,16 +82,10 @@ bool Interrupted(const PoolOptions& options) {
   }
 }
 
-std::string DeviceList(const std::vector<std::string>& devices) {
-  std::string list;
-  for (const std::string& device : devices) list += (&device == &devices.front() ? "" : ",") + device;
-  return list;
-}
-
 std::vector<std::string> DaemonArguments(const PoolOptions& options) {
   // Who names GPUs wants them: without a GPU that is an error and no run on the host.
-  const bool gpus = std::any_of(options.devices.begin(), options.devices.end(),
-                                [](const std::string& device) { return !device.empty(); });
+  const bool gpus =
+      std::ranges::any_of(options.devices, [](const std::string& device) { return !device.empty(); });
   const std::string backend = options.backend == "auto" && gpus ? "cuda" : options.backend;
   std::vector<std::string> arguments = {"--world-size", std::to_string(options.world_size),
                                         "--backend",    backend,
@@ -155,7 +158,7 @@ void Daemon::Greet() {
 }
 
 bool Daemon::Has(std::string_view feature) const {
-  return std::find(features_.begin(), features_.end(), feature) != features_.end();
+  return std::ranges::find(features_, feature) != features_.end();
 }
 
 void Daemon::SendSide(std::int64_t id, SideRequests& side, std::string& outgoing) {
@@ -337,7 +340,7 @@ void Daemon::DropStale(Clock::time_point until) {
   }
   Json answer;
   while (NextAnswer(0, until, &answer) && Clock::now() < until)
-    Log("an answer without a request, ignored: " + Excerpt(protocol::JsonText(answer)));
+    Log(options_, "an answer without a request, ignored: " + Excerpt(protocol::JsonText(answer)));
 }
 
 bool Daemon::Send(std::string_view* unsent) {
@@ -366,7 +369,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
     bool bare_noise = options_.sentinel.empty() && line->text.rfind('{', 0) != 0;
     if (!text || bare_noise) {
       if (!options_.log) continue;
-      Log(line->text);  // may be slow, for any number of lines
+      Log(options_, line->text);  // may be slow, for any number of lines
       if (Clock::now() >= until) return false;
       continue;
     }
@@ -384,7 +387,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
                  Name() + "answered with JSON that is not an object: " + Excerpt(*text)};
     auto answered = answer->find("id");
     if (answered != answer->end() && *answered == id && answer->contains("progress")) {
-      Log(*text);
+      Log(options_, *text);
       if (Clock::now() >= until) return false;
       continue;
     }
@@ -395,7 +398,7 @@ bool Daemon::NextAnswer(std::int64_t id, Clock::time_point until, Json* answer) 
       throw Lost{PoolError::Kind::kProtocol, Name() + "answered without the id: " + Excerpt(*text)};
     }
     if (GiveSideAnswer(*answered, *answer)) continue;
-    Log("an answer to another request, ignored: " + Excerpt(*text));
+    Log(options_, "an answer to another request, ignored: " + Excerpt(*text));
     if (options_.log && Clock::now() >= until) return false;
   }
   return false;
@@ -417,14 +420,6 @@ std::string Daemon::Name() const {
     return "the server (pid " + std::to_string(peer_->pid()) + ", " + SocketPath(options_.attach) + ") ";
   return "cppoold (pid " + std::to_string(peer_->pid()) + ", world size " +
          std::to_string(options_.world_size) + ") ";
-}
-
-void Daemon::Log(std::string_view line) const {
-  if (!options_.log) return;
-  try {
-    options_.log(line);
-  } catch (...) {  // dropped, as pool.h says
-  }
 }
 
 bool Daemon::Stop() {

@@ -39,9 +39,9 @@ std::string Seconds(std::chrono::milliseconds time);  // "2.5 s"
 // when it throws.
 inline constexpr std::chrono::milliseconds kInterruptionCheck{100};
 bool Interrupted(const PoolOptions& options);
+void Log(const PoolOptions& options, std::string_view line);
 // Returns the words of the command line after the program.
 std::vector<std::string> DaemonArguments(const PoolOptions& options);
-std::string DeviceList(const std::vector<std::string>& devices);  // as CUDA_VISIBLE_DEVICES has it
 
 class Daemon {
  public:
@@ -98,7 +98,6 @@ class Daemon {
   // `part_unsent`: the daemon has not been sent the whole request.
   [[noreturn]] void ThrowClosed(const std::string& what, Clock::time_point until, bool part_unsent);
   std::string Name() const;  // "cppoold (pid 123, world size 2) "
-  void Log(std::string_view line) const;
 
   const PoolOptions& options_;
   std::unique_ptr<Peer> peer_;

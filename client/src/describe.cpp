@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/words.h"
 #include "protocol/crash.h"
 #include "protocol/json_text.h"
 #include "protocol/response.h"
@@ -22,13 +23,6 @@ namespace {
 constexpr std::size_t kOutputLines = 20;  // of what a rank has written
 
 using Row = std::vector<std::string>;
-
-std::vector<std::string> LinesOf(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 std::vector<std::string> LastOf(std::vector<std::string> lines, std::size_t most) {
   if (lines.size() > most) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(most));
@@ -100,7 +94,7 @@ void AddStages(const Result& result, Lines* lines) {
   for (const Rank& rank : result.ranks) {
     header.push_back("rank " + std::to_string(rank.rank) + " (ms)");
     for (const auto& stage : rank.gpu_ms)
-      if (std::find(stages.begin(), stages.end(), stage.first) == stages.end()) stages.push_back(stage.first);
+      if (std::ranges::find(stages, stage.first) == stages.end()) stages.push_back(stage.first);
   }
   if (stages.empty()) return;
   const auto text = [](const std::vector<std::pair<std::string, double>>& values, const std::string& stage) {
@@ -168,7 +162,7 @@ std::string ErrorOfRank(const Rank& rank, const Result& result) {
 }
 
 bool NamesFailedCheck(const std::string& error, const Result& result) {
-  return std::any_of(result.checks.begin(), result.checks.end(), [&](const Check& check) {
+  return std::ranges::any_of(result.checks, [&](const Check& check) {
     return !check.ok && error.find(check.tensor + " against " + check.against) != std::string::npos;
   });
 }
@@ -184,10 +178,10 @@ std::string DescribeResult(const Result& result, const std::string& command) {
   for (const Rank& rank : result.ranks) {
     const bool first = result.failure && result.failure->rank == rank.rank;
     const std::string name = "rank " + std::to_string(rank.rank), error = ErrorOfRank(rank, result);
-    if (first) lines.AddAll(LinesOf(rank.traceback));
+    if (first) lines.AddAll(base::Split(rank.traceback, '\n'));
     if (!error.empty() && result.error.find(error) == std::string::npos && !NamesFailedCheck(error, result))
       lines.Add(name + ": " + error);
-    if (first) lines.AddAll(LastOf(LinesOf(rank.output), kOutputLines), name + " wrote: ");
+    if (first) lines.AddAll(LastOf(base::Split(rank.output, '\n'), kOutputLines), name + " wrote: ");
   }
   if (result.ok() && result.json.contains("replaced"))
     lines.Add("ranks replaced: " + result.json.value("replaced", ""));

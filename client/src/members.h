@@ -75,13 +75,13 @@ class Members {
 
   void End() const {
     for (const auto& [key, value] : json_.items())
-      if (std::find(known_.begin(), known_.end(), key) == known_.end())
+      if (std::ranges::find(known_, key) == known_.end())
         throw std::invalid_argument(protocol::Unknown("key", key, known_, " of " + what_));
   }
 
  private:
   static bool AreStrings(const Json& values) {
-    return std::all_of(values.begin(), values.end(), [](const Json& value) { return value.is_string(); });
+    return std::ranges::all_of(values, [](const Json& value) { return value.is_string(); });
   }
 
   template <typename Holds, typename Value>

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -42,26 +43,15 @@ std::string PoolError::flaky() const {
   if (kind_ == Kind::kStart || kind_ == Kind::kInterrupted)
     return "";  // the last daemon did not end the request
   const bool differs =
-      std::any_of(lost_.begin(), lost_.end(), [this](const LostAttempt& lost) { return lost.kind != kind_; });
+      std::ranges::any_of(lost_, [this](const LostAttempt& lost) { return lost.kind != kind_; });
   return differs ? client::FlakyAt(ToString(kind_), attempts_) : "";
 }
 
 std::string_view ToString(PoolError::Kind kind) {
-  switch (kind) {
-    case PoolError::Kind::kStart:
-      return "start";
-    case PoolError::Kind::kDied:
-      return "died";
-    case PoolError::Kind::kTimeout:
-      return "timeout";
-    case PoolError::Kind::kProtocol:
-      return "protocol";
-    case PoolError::Kind::kInterrupted:
-      return "interrupted";
-    case PoolError::Kind::kQueue:
-      return "queue";
-  }
-  return "unknown";
+  static constexpr auto kWords =
+      std::to_array<std::string_view>({"start", "died", "timeout", "protocol", "interrupted", "queue"});
+  static_assert(kWords.size() == static_cast<std::size_t>(PoolError::Kind::kQueue) + 1);
+  return kWords.at(static_cast<std::size_t>(kind));
 }
 
 // The state of a Pool in one process. A forked child inherits the parent's state, whose lock may be held by a
@@ -147,8 +137,7 @@ class Pool::State {
 
   // The answer as it is.
   Json AskAny(const protocol::Operation& operation) {
-    const auto* validate = std::get_if<protocol::ValidateRequest>(&operation);
-    const auto* run = validate ? &validate->run : std::get_if<protocol::RunRequest>(&operation);
+    const protocol::RunRequest* run = protocol::RunOf(operation);
     if (!run) return Ask(operation);
     return Ask(
         operation, AnswerLimit(*run), [](Json answer, const auto&) { return answer; }, &side_);
@@ -351,13 +340,7 @@ class Pool::State {
     return earlier.empty() ? message : earlier.back().error + "; then " + message;
   }
 
-  void Log(std::string_view line) const {
-    if (!options_.log) return;
-    try {
-      options_.log(line);
-    } catch (...) {  // dropped, as pool.h says
-    }
-  }
+  void Log(std::string_view line) const { client::Log(options_, line); }
 
   static thread_local const State* reads_stderr_of_;  // set on the thread that calls on_stderr
   PoolOptions options_;

@@ -1,7 +1,6 @@
 #include "client/src/pool_options.h"
 
 #include <chrono>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/spawn.h"
 #include "base/unique_fd.h"

@@ -71,8 +71,8 @@ std::string StateText(const ThreadState& thread) {
 
 // CPU time since `before`; all of it for a thread that was not there.
 double CpuSince(const ProcessState& before, const ThreadState& thread) {
-  const auto known = std::find_if(before.threads.begin(), before.threads.end(),
-                                  [&](const ThreadState& earlier) { return earlier.id == thread.id; });
+  const auto known = std::ranges::find_if(
+      before.threads, [&](const ThreadState& earlier) { return earlier.id == thread.id; });
   return known == before.threads.end() ? thread.cpu_seconds : thread.cpu_seconds - known->cpu_seconds;
 }
 
@@ -97,8 +97,8 @@ ProcessState ReadProcessState(pid_t pid) {
 std::string Describe(const ProcessState& before, const ProcessState& now) {
   if (now.threads.empty()) return "";
   const bool compared = !before.threads.empty();
-  const bool stopped = std::all_of(now.threads.begin(), now.threads.end(),
-                                   [](const ThreadState& t) { return t.state == 'T' || t.state == 't'; });
+  const bool stopped =
+      std::ranges::all_of(now.threads, [](const ThreadState& t) { return t.state == 'T' || t.state == 't'; });
   double used = 0;
   // Threads with the same line are described once; those with the most CPU time come first.
   std::vector<std::pair<double, std::pair<std::string, int>>> lines;
@@ -107,16 +107,14 @@ std::string Describe(const ProcessState& before, const ProcessState& now) {
     used += cpu;
     std::string line = thread.name + ": " + StateText(thread);
     if (cpu > 0) line += ", " + Number(cpu) + " s of CPU";
-    const auto same =
-        std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.second.first == line; });
+    const auto same = std::ranges::find_if(lines, [&](const auto& l) { return l.second.first == line; });
     if (same != lines.end()) {
       ++same->second.second;
     } else {
       lines.emplace_back(cpu, std::pair(line, 1));
     }
   }
-  std::stable_sort(lines.begin(), lines.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::ranges::stable_sort(lines, [](const auto& a, const auto& b) { return a.first > b.first; });
 
   std::string text = stopped ? "; it was stopped (by a signal or a debugger)" : "";
   if (compared) {

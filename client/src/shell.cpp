@@ -4,16 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <sstream>
 #include <string_view>
+
+#include "base/words.h"
 
 namespace cppool::client {
 
 std::vector<std::string> SplitFolders(const std::string& search_path) {
-  std::istringstream stream(search_path);
-  std::vector<std::string> folders;
-  for (std::string folder; std::getline(stream, folder, ':');)
-    if (!folder.empty()) folders.push_back(folder);
+  std::vector<std::string> folders = base::Split(search_path, ':');
+  std::erase(folders, "");
   return folders;
 }
 
@@ -25,6 +24,12 @@ std::vector<std::string> SearchPath() {
 bool IsProgram(const std::string& path) {
   struct stat status {};
   return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
+std::string InPath(const std::string& program) {
+  for (const std::string& folder : SearchPath())
+    if (IsProgram(folder + "/" + program)) return folder + "/" + program;
+  return "";
 }
 
 std::string ShellQuote(const std::string& word) {

@@ -10,6 +10,7 @@ namespace cppool::client {
 std::vector<std::string> SplitFolders(const std::string& search_path);
 std::vector<std::string> SearchPath();  // the folders of PATH
 bool IsProgram(const std::string& path);
+std::string InPath(const std::string& program);  // its path; empty: it is not in PATH
 
 std::string ShellQuote(const std::string& word);  // as one word
 std::string ShellCommand(const std::vector<std::string>& words);

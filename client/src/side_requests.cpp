@@ -1,19 +1,8 @@
 #include "client/src/side_requests.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdint>
-#include <system_error>
-#include <tuple>
 #include <utility>
 
 namespace cppool::client {
-
-SideRequests::SideRequests() : wake_(base::AboveStandard(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {
-  if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
-}
 
 std::optional<Json> SideRequests::Ask(Kind kind, const std::optional<Json>& starting) {
   std::future<std::optional<Json>> answer;
@@ -23,8 +12,7 @@ std::optional<Json> SideRequests::Ask(Kind kind, const std::optional<Json>& star
     cancelled_ = cancelled_ || kind == Kind::kCancel;
     if (!sent_ && starting) return starting;
     answer = waiting_.emplace_back(kind, Answer()).second.get_future();
-    const std::uint64_t one = 1;
-    std::ignore = write(wake_.get(), &one, sizeof(one));
+    wake_.Set();
   }
   return answer.get();
 }
@@ -42,8 +30,7 @@ void SideRequests::Sent() {
 
 std::vector<std::pair<SideRequests::Kind, SideRequests::Answer>> SideRequests::Take() {
   const std::lock_guard lock(mutex_);
-  std::uint64_t ignored = 0;
-  std::ignore = read(wake_.get(), &ignored, sizeof(ignored));
+  wake_.Clear();
   return std::exchange(waiting_, {});
 }
 

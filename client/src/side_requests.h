@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <cppool/pool.h>
-#include "base/unique_fd.h"
+#include "base/event.h"
 
 namespace cppool::client {
 
@@ -18,8 +18,6 @@ class SideRequests {
   enum class Kind { kCancel, kStatus };
   // The answer; nothing: the call has ended before there was one. An exception is for who asked.
   using Answer = std::promise<std::optional<Json>>;
-
-  SideRequests();  // throws std::system_error
 
   // Any thread: waits for the answer. Nothing: no call of Run or Validate goes on, or it has ended first.
   // `starting`: what is answered at once as long as the request has not been sent; nothing: it is waited for.
@@ -32,13 +30,13 @@ class SideRequests {
   void End();
   bool cancelled() const;  // a cancel was asked for since Begin
 
-  int fd() const { return wake_.get(); }  // is readable when there is something to take
+  int fd() const { return wake_.fd(); }  // is readable when there is something to take
 
  private:
   mutable std::mutex mutex_;
   std::vector<std::pair<Kind, Answer>> waiting_;
   bool going_on_ = false, sent_ = false, cancelled_ = false;
-  base::UniqueFd wake_;
+  const base::Event wake_;
 };
 
 // Begins, and ends with its scope.

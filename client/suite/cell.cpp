@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/words.h"
 #include "client/suite/value_text.h"
 #include "protocol/models.h"
 #include "protocol/parameters.h"
@@ -60,8 +61,7 @@ bool Is(const Json& value, const std::string& text) {
 
 bool HasValue(const Cell& cell, const Filter& filter) {
   const std::vector<Json> values = ValuesOf(cell, filter.key);
-  return std::any_of(values.begin(), values.end(),
-                     [&](const Json& value) { return Is(value, filter.value); });
+  return std::ranges::any_of(values, [&](const Json& value) { return Is(value, filter.value); });
 }
 
 using FiltersByKey = std::map<std::string, std::vector<Filter>>;
@@ -84,9 +84,8 @@ bool Matches(const Cell& cell, const std::vector<Filter>& of_one_key) {
 }
 
 bool Matches(const Cell& cell, const FiltersByKey& by_key, const std::string& but_for = "") {
-  return std::all_of(by_key.begin(), by_key.end(), [&](const auto& entry) {
-    return entry.first == but_for || Matches(cell, entry.second);
-  });
+  return std::ranges::all_of(
+      by_key, [&](const auto& entry) { return entry.first == but_for || Matches(cell, entry.second); });
 }
 
 }  // namespace
@@ -188,8 +187,8 @@ Filter FilterFromText(const std::string& text, const std::string& option) {
 std::vector<Cell> Select(const std::vector<Cell>& cells, const std::vector<Filter>& filters) {
   const FiltersByKey by_key = ByKey(filters);
   for (const auto& [key, of_key] : by_key) {
-    if (std::any_of(cells.begin(), cells.end(),
-                    [&, &key = key](const Cell& cell) { return !ValuesOf(cell, key).empty(); }))
+    if (std::ranges::any_of(cells,
+                            [&, &key = key](const Cell& cell) { return !ValuesOf(cell, key).empty(); }))
       continue;
     std::set<std::string> known = {"world_size", "suite",          "essential", "row",
                                    "model",      "kernel_backend", "name"};
@@ -210,7 +209,7 @@ std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Fi
   std::string text;
   for (const Filter& filter : filters) {
     if (filter.negated ||
-        std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) { return HasValue(cell, filter); }))
+        std::ranges::any_of(cells, [&](const Cell& cell) { return HasValue(cell, filter); }))
       continue;
     std::set<std::string> values;
     for (const Cell& cell : cells)
@@ -222,14 +221,14 @@ std::string DescribeNoMatch(const std::vector<Cell>& cells, const std::vector<Fi
       known.push_back("... (" + std::to_string(values.size()) + " in all)");
     }
     text += (text.empty() ? "" : "; ") + std::string("no cell has ") + filter.key + "=" + filter.value +
-            nearest + " (known: " + protocol::Join(known) + ")";
+            nearest + " (known: " + base::Join(known) + ")";
   }
   if (!text.empty()) return text;
   const FiltersByKey by_key = ByKey(filters);
   text = "no cell matches all of them";
   for (const auto& [key, of_key] : by_key) {
-    const auto without = std::count_if(
-        cells.begin(), cells.end(), [&, &key = key](const Cell& cell) { return Matches(cell, by_key, key); });
+    const auto without = std::ranges::count_if(
+        cells, [&, &key = key](const Cell& cell) { return Matches(cell, by_key, key); });
     if (without > 0) text += "; without " + key + " " + std::to_string(without) + " would";
   }
   return text;
@@ -264,8 +263,8 @@ void Shrink(Json* params, std::int64_t max_seqlen, int world_size) {
 std::vector<std::size_t> RunOrder(const std::vector<Cell>& cells) {
   std::vector<std::size_t> order(cells.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return cells[a].world_size < cells[b].world_size; });
+  std::ranges::stable_sort(
+      order, [&](std::size_t a, std::size_t b) { return cells[a].world_size < cells[b].world_size; });
   return order;
 }
 

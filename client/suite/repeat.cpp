@@ -5,8 +5,8 @@
 #include <locale>
 #include <sstream>
 #include <type_traits>
-#include <variant>
 
+#include "base/words.h"
 #include "client/src/daemon.h"
 #include "client/src/request.h"
 #include "client/src/shell.h"
@@ -51,8 +51,8 @@ static_assert(EachOptionHasText(), "OptionText lacks the type of an option, whic
 }  // namespace
 
 bool HasOptions(const PoolOptions& pool, const RunOptions& run) {
-  bool has = std::all_of(pool.arguments.begin(), pool.arguments.end(),
-                         [](const std::string& argument) { return argument == "--allow-faults"; });
+  bool has = std::ranges::all_of(pool.arguments,
+                                 [](const std::string& argument) { return argument == "--allow-faults"; });
   has = has && (!run.fault || run.fault->count == Fault().count);
   protocol::ForEach(protocol::kRunMembers, [&](const auto& member) {
     const std::string_view name = member.name;
@@ -70,7 +70,7 @@ std::vector<std::string> OptionWords(const PoolOptions& pool, const std::vector<
   };
   if (pool.backend != "auto") add("--backend", pool.backend);
   if (pool.transport != "auto") add("--transport", pool.transport);
-  if (!pool.devices.empty()) add("--devices", client::DeviceList(pool.devices));  // '' for no device
+  if (!pool.devices.empty()) add("--devices", base::Join(pool.devices, ","));  // '' for no device
   if (!pool.daemon.empty()) add("--daemon", pool.daemon);
   if (!pool.attach.empty()) add("--attach", pool.attach);
   if (pool.launch) add("--launch", *pool.launch);
@@ -109,12 +109,11 @@ std::string PipeCommand(PoolOptions options, const std::vector<protocol::Request
     command += " " + client::ShellQuote(WithoutSecrets(protocol::SerializeRequest(request)));
   command += " | " + Assignments(options);
   if (!options.devices.empty())
-    command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(client::DeviceList(options.devices)) + " ";
+    command += "CUDA_VISIBLE_DEVICES=" + client::ShellQuote(base::Join(options.devices, ",")) + " ";
   options.sentinel.clear();
   std::vector<std::string> words = client::DaemonArguments(options);
   for (const char* option : {"--backend", "--transport"})
-    if (const auto at = std::find(words.begin(), words.end(), option); at[1] == "auto")
-      words.erase(at, at + 2);
+    if (const auto at = std::ranges::find(words, option); at[1] == "auto") words.erase(at, at + 2);
   words.insert(words.begin(), options.daemon.empty() ? "cppoold" : options.daemon);
   return command + client::ShellCommand(words);
 }

@@ -53,7 +53,7 @@ class Part {
   const Part& Object(const Names& known) const {
     Object();
     for (const auto& item : json_.items())
-      if (std::find(known.begin(), known.end(), item.key()) == known.end())
+      if (std::ranges::find(known, item.key()) == known.end())
         Refuse(protocol::Unknown("key", item.key(), known));
     return *this;
   }
@@ -93,8 +93,7 @@ class Part {
 };
 
 void Vary(Cell* cell, const std::string& key) {
-  if (std::find(cell->varied.begin(), cell->varied.end(), key) == cell->varied.end())
-    cell->varied.push_back(key);
+  if (std::ranges::find(cell->varied, key) == cell->varied.end()) cell->varied.push_back(key);
 }
 
 class Suite {
@@ -136,8 +135,7 @@ class Suite {
       const Json value = key == "row" ? (cell.rows.empty() ? Json() : Json(cell.rows.front()))
                                       : cell.params.value(key, Json());
       const std::vector<Part> values = when.At(key).Elements();
-      if (std::none_of(values.begin(), values.end(), [&](const Part& one) { return one.json() == value; }))
-        return false;
+      if (std::ranges::none_of(values, [&](const Part& one) { return one.json() == value; })) return false;
     }
     return true;
   }
@@ -230,7 +228,7 @@ class Suite {
       if (entry.Has("over")) {
         for (const Part& axis : entry.At("over").Elements()) {
           const Names known = file_.Has("axes") ? KeysOf(file_.At("axes").Object().json()) : Names();
-          if (std::find(known.begin(), known.end(), axis.Text()) == known.end())
+          if (std::ranges::find(known, axis.Text()) == known.end())
             axis.Refuse(protocol::Unknown("axis", axis.Text(), known));
           const Part alternatives = file_.At("axes").At(axis.Text());
           CheckCount(axis, cells.size() * alternatives.Elements().size());

@@ -48,8 +48,7 @@ std::string TextFromValue(const Json& value) {
   const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20; };
   if (value.is_string()) {
     auto text = value.get<std::string>();
-    if (std::none_of(text.begin(), text.end(), control) && ValueFromText(text) == value &&
-        SplitList(text).size() == 1)
+    if (std::ranges::none_of(text, control) && ValueFromText(text) == value && SplitList(text).size() == 1)
       return text;
   }
   return protocol::JsonText(value);

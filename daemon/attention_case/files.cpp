@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +19,7 @@
 #include "base/file_cache.h"
 #include "base/new_file.h"
 #include "base/npy.h"
+#include "base/words.h"
 #include "daemon/attention_case/resolve.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
@@ -220,12 +220,9 @@ void CheckInputs(const std::string& folder, const kernels::AttentionSpec& spec) 
     const std::string path = (fs::path(folder) / FileOf(tensor)).string();
     try {
       const NpyReader file(path);
-      if (file.header().shape != tensor.shape) {
-        std::string axes;
-        for (const std::string& axis : tensor.axes) axes += (axes.empty() ? "" : ", ") + axis;
+      if (file.header().shape != tensor.shape)
         Refuse("inputs", path + ": has shape " + base::ShapeText(file.header().shape) + " and must have " +
-                             base::ShapeText(tensor.shape) + " (" + axes + ")");
-      }
+                             base::ShapeText(tensor.shape) + " (" + base::Join(tensor.axes) + ")");
       CheckValues(path, file, tensor.dtype);
     } catch (const NpyError& failed) {
       Refuse("inputs", failed.what());

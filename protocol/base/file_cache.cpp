@@ -17,6 +17,7 @@
 
 #include "base/new_file.h"
 #include "base/unique_fd.h"
+#include "base/words.h"
 
 namespace cppool::base {
 namespace {
@@ -231,13 +232,13 @@ std::string CacheFolder() {
     folders.push_back(std::string(home) + "/.cache/cppool");
   std::error_code ignored;
   folders.push_back((fs::temp_directory_path(ignored) / ("cppool-" + std::to_string(geteuid()))).string());
-  std::string reasons;
+  std::vector<std::string> reasons;
   for (const std::string& folder : folders) {
     const std::string why = WhyUnusable(folder, Maker::kCppool);
     if (why.empty()) return folder;
-    reasons += (reasons.empty() ? "" : "; ") + why;
+    reasons.push_back(why);
   }
-  throw FileError("there is no folder for cached files (" + reasons + "): " + kOtherFolder);
+  throw FileError("there is no folder for cached files (" + Join(reasons, "; ") + "): " + kOtherFolder);
 }
 
 FileCache::FileCache(const std::string& name, Limits limits)
@@ -301,7 +302,7 @@ void FileCache::Prune() const {
   std::size_t files = entries.size();
   std::uint64_t bytes = 0;
   for (const Entry& entry : entries) bytes += entry.bytes;
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  std::ranges::sort(entries, [](const Entry& a, const Entry& b) { return a.used < b.used; });
   const auto recent = fs::file_time_type::clock::now() - kKeptLongEnough;
   for (const Entry& entry : entries) {
     if ((files <= limits_.files && bytes <= limits_.bytes) || entry.used > recent) return;

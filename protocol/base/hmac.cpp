@@ -3,7 +3,6 @@
 #include <sys/random.h>
 
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>

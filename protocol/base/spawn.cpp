@@ -38,8 +38,8 @@ std::vector<std::string> Environment(const std::vector<std::string>& changes) {
   std::vector<std::string> result;
   auto name = [](std::string_view entry) { return entry.substr(0, entry.find('=')); };
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    bool changed = std::any_of(changes.begin(), changes.end(),
-                               [&](const std::string& change) { return name(change) == name(*entry); });
+    bool changed =
+        std::ranges::any_of(changes, [&](const std::string& change) { return name(change) == name(*entry); });
     if (!changed) result.emplace_back(*entry);
   }
   result.insert(result.end(), changes.begin(), changes.end());
@@ -72,8 +72,9 @@ pid_t Spawn(const SpawnCommand& command, int input, int output, int errors) {
   Check(posix_spawnattr_setsigmask(&attributes.value, &none), "posix_spawn");
   Check(posix_spawnattr_setsigdefault(&attributes.value, &all), "posix_spawn");
   Check(posix_spawnattr_setpgroup(&attributes.value, 0), "posix_spawn");
+  const int group = command.own_group ? POSIX_SPAWN_SETPGROUP : 0;
   Check(posix_spawnattr_setflags(&attributes.value,
-                                 POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF),
+                                 static_cast<short>(group | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF)),
         "posix_spawn");
 
   std::vector<std::string> arguments = command.arguments;

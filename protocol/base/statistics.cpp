@@ -60,7 +60,7 @@ Ratio FromLogarithm(double mean, double variance, double freedom) {
 
 double Quantile(std::vector<double> values, double p) {
   if (values.empty()) return kNone;
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const double at = p * static_cast<double>(values.size() - 1);
   const auto below = static_cast<std::size_t>(at);
   const std::size_t above = std::min(below + 1, values.size() - 1);
@@ -72,7 +72,7 @@ double Median(std::vector<double> values) { return Quantile(std::move(values), 0
 std::optional<Interval> MedianInterval(std::vector<double> values) {
   const std::size_t left_out = LeftOut(values.size());
   if (left_out == 0) return std::nullopt;
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return Interval{values[left_out - 1], values[values.size() - left_out]};
 }
 

@@ -73,7 +73,7 @@ std::vector<int> FindVisibleDevices(const VisibleDevices& devices, const std::ve
       index = -1;
     }
     if (index < 0 || index >= count) return found;
-    if (std::find(found.begin(), found.end(), index) != found.end()) return {};
+    if (std::ranges::find(found, index) != found.end()) return {};
     found.push_back(index);
   }
   return found;

@@ -433,6 +433,7 @@ class Command(Case):
         out = self.run_command("bench", "--launch", self.launch(2), "--world-size", "2", "--backend", "host", "--param", "max_seqlen_q=128",
                                "--param", "num_heads=4", "--repeat", "3")
         self.assertIn("gloo", out)
+        self.assertIn("no efficiency, because the run on one GPU failed: one rank cannot be on 2 nodes\n", out)
 
     def test_doctor_names_nodes_the_allocation_and_settings_of_nccl(self):
         os.environ.update(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="a,b", NCCL_SOCKET_IFNAME="lo")

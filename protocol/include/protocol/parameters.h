@@ -48,7 +48,6 @@ Json ParametersFromKwargs(const Json& kwargs, const std::vector<ParameterSpec>& 
 
 // "; did you mean \"hello\"?", or nothing when none is near.
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates);
-std::string Join(const std::vector<std::string>& words);  // "a, b, c"
 // `unknown op "helo"; did you mean "hello"? (known: hello, list)`. `where` comes behind the name: ` in
 // "fault"`.
 std::string Unknown(const std::string& what, std::string_view name, const std::vector<std::string>& known,

@@ -58,6 +58,8 @@ struct ValidateRequest {
 
 using Operation = std::variant<HelloRequest, ListRequest, RunRequest, ValidateRequest, StatsRequest,
                                ShutdownRequest, CancelRequest, StatusRequest>;
+const std::string& NameOf(const Operation& operation);  // "hello", ...
+const RunRequest* RunOf(const Operation& operation);    // of `run` and `validate`; else null
 
 struct Request {
   std::optional<Json> id;  // any JSON value, echoed; absent: the request had none

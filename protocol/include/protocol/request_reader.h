@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/event.h"
 #include "base/unique_fd.h"
 #include "protocol/framing.h"
 #include "protocol/request_queue.h"
@@ -56,7 +57,6 @@ class RequestReader {
   void Listen(bool on);
   void ReadAhead(std::unique_lock<std::mutex>& lock);
   void Loop();
-  void Wake();
 
   RequestQueue& queue_;
   const Events events_;
@@ -67,9 +67,9 @@ class RequestReader {
   std::optional<Clock::time_point> waiting_since_;  // the first Arrives before Next
   bool idled_ = false;
 
-  base::UniqueFd epoll_;  // of the thread: `input_` while it reads ahead, and `wake_`
-  base::UniqueFd wake_;   // the thread looks again at what it is to do
-  bool pollable_ = true;  // false: a file, which is always ready
+  base::UniqueFd epoll_;    // of the thread: `input_` while it reads ahead, and `wake_`
+  const base::Event wake_;  // the thread looks again at what it is to do
+  bool pollable_ = true;    // false: a file, which is always ready
 
   // Guards all below, and reading from `input_`.
   std::mutex mutex_;

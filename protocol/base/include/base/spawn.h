@@ -13,11 +13,11 @@ struct SpawnCommand {
   std::string path;
   std::vector<std::string> arguments;    // without argv[0], which is the path
   std::vector<std::string> environment;  // "NAME=value", replacing or adding to the caller's
+  bool own_group = true;                 // else it is in the caller's
 };
 
-// Starts it by posix_spawn in a process group of its own, with an empty signal mask, default dispositions,
-// and no descriptor but these three as 0, 1 and 2. Returns its pid; the caller waits for it. Throws
-// std::system_error.
+// Starts it by posix_spawn with an empty signal mask, default dispositions, and no descriptor but these three
+// as 0, 1 and 2. Returns its pid; the caller waits for it. Throws std::system_error.
 pid_t Spawn(const SpawnCommand& command, int input, int output, int errors);
 
 // For people: "exited with code 5", "was killed by signal 11 (Segmentation fault)".
