@@ -14,12 +14,11 @@ AgentLink::AgentLink(GreetedAgent agent, const kernels::Place& place, Events eve
       place_(place),
       events_(std::move(events)),
       threads_(place.ranks, place.first),
-      of_rank_(static_cast<std::size_t>(place.ranks)) {
-  agent_.socket->Start(
+      of_rank_(static_cast<std::size_t>(place.ranks)),
+      socket_(std::move(agent_.socket)) {
+  socket_->Start(
       {[this](Json frame) { Take(std::move(frame)); }, [this](const std::string& why) { BeGone(why); }});
 }
-
-AgentLink::~AgentLink() { Shut(); }
 
 std::string AgentLink::Name() const {
   std::vector<int> ranks;

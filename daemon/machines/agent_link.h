@@ -32,7 +32,6 @@ class AgentLink {
   };
 
   AgentLink(GreetedAgent agent, const kernels::Place& place, Events events);
-  ~AgentLink();
   AgentLink(const AgentLink&) = delete;
   AgentLink& operator=(const AgentLink&) = delete;
 
@@ -43,7 +42,7 @@ class AgentLink {
   std::string Name() const;                    // "node a (ranks 0 and 1)"
 
   // Any thread, all of these. False: it has gone.
-  bool Send(const Json& frame) { return agent_.socket->Send(frame); }
+  bool Send(const Json& frame) { return socket_->Send(frame); }
   // Sends the frame, and returns the answer to it. Nothing: it has gone, or `until` has come.
   std::optional<Json> Ask(Json frame, Clock::time_point until);
   // The next frame of its start. Nothing: likewise, or it cannot start.
@@ -60,14 +59,14 @@ class AgentLink {
   std::string Gone() const;
   // What its crash reporter has said before: the frame `crash`.
   std::optional<Json> Crash() const;
-  void Shut() { agent_.socket->Shut(); }
+  void Shut() { socket_->Shut(); }
 
  private:
   void Take(Json frame);
   void BeGone(const std::string& why);
   bool Wait(std::unique_lock<std::mutex>& lock, Clock::time_point until, const std::function<bool()>& ready);
 
-  const GreetedAgent agent_;
+  GreetedAgent agent_;
   const kernels::Place place_;
   const Events events_;
   RankThreads threads_;
@@ -81,6 +80,7 @@ class AgentLink {
   std::string gone_;
   std::mutex following_;  // held while the next one is called
   std::function<void(Json*)> follow_;
+  const std::unique_ptr<FrameSocket> socket_;  // the last one: its threads use the others to their end
 };
 
 }  // namespace cppool::daemon

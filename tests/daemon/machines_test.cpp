@@ -2,12 +2,16 @@
 // silence.
 #include <sys/socket.h>
 
+#include <atomic>
 #include <future>
+#include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "daemon/machines/agent_link.h"
 #include "daemon/machines/frame_socket.h"
 #include "daemon/machines/handshake.h"
 #include "daemon/machines/launcher.h"
@@ -115,6 +119,32 @@ TEST_CASE("machines: an agent does not obey a head without the secret") {
   CHECK_FALSE(head.Next(Clock::now() + std::chrono::seconds(2)).dump().find("secret") != std::string::npos);
   head.Send({{"frame", "welcome"}, {"proof", std::string(64, '0')}});
   CHECK_THROWS_WITH(greeted.get(), "it has another secret");
+}
+
+TEST_CASE("machines: a link to an agent does not end while its end is told") {
+  auto [own, other] = Sockets();
+  daemon::AgentLink::Events events;
+  auto link = std::make_unique<daemon::AgentLink>(
+      daemon::GreetedAgent{0, "a", 1, std::make_unique<FrameSocket>(std::move(own))}, kernels::Place(2, 0, 2),
+      std::move(events));
+  std::promise<void> told;
+  std::atomic<bool> gone = false, gone_too_early = false;
+  std::shared_ptr<int> held(new int(0), [&](const int* number) {
+    delete number;
+    gone = true;
+  });
+  const auto follow = [&told, &gone, &gone_too_early](const Json* frame) {
+    if (frame) return;
+    told.set_value();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    gone_too_early = gone.load();
+  };
+  link->Follow([held = std::move(held), &follow](const Json* frame) { follow(frame); });
+  other.Reset();
+  told.get_future().wait();
+  link.reset();
+  CHECK_FALSE(gone_too_early);
+  CHECK(gone);
 }
 
 TEST_CASE("machines: strangers are limited in bytes and time") {
