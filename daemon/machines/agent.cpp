@@ -52,7 +52,12 @@ class Agent {
     watchdog_.emplace(ParentToWatch(), -1,
                       Watchdog::Events{nullptr, [] { End("the launcher's process has gone"); }, nullptr});
     // Once all others have come; a head that has ended is an end of the connection before that.
-    const Json place = socket_->Next(Clock::now() + others_limit + kConnectLimit);
+    Json place;
+    try {
+      place = socket_->Next(Clock::now() + others_limit + kConnectLimit);
+    } catch (const std::exception& error) {
+      End("the head at " + head + " has not begun: " + error.what());
+    }
     if (place.at("frame") != "place") throw StartError("the head sent no frame `place`");
     socket_->Start({[this](Json frame) { Take(std::move(frame)); },
                     [](const std::string& why) { End("the head has gone: " + why); }});

@@ -177,9 +177,9 @@ Gathered GatherAgents(const std::vector<std::string>& words, int world_size, con
   int expected = 0;
   const auto so_far = [&] {
     const std::lock_guard lock(greeted->mutex);
-    std::string text = std::to_string(agents.size()) + " of " +
-                       (expected > 0 ? std::to_string(expected) : "an unknown number of") + " agents came (" +
-                       NodesOf(agents) + ")";
+    std::string text = agents.empty() ? "no agent had come"
+                                      : std::to_string(agents.size()) + " of " + std::to_string(expected) +
+                                            " agents had come (" + NodesOf(agents) + ")";
     if (greeted->dropped > 0)
       text += "; " + std::to_string(greeted->dropped) + " connections were dropped, the last one from " +
               greeted->why_dropped + ": does the launcher pass on " + kSecretVariable + "? (mpirun: -x " +

@@ -320,8 +320,8 @@ class BadInput(Case):
         self.refused("/etc/passwd", "is no program")
 
     def test_a_launcher_that_fails(self):
-        self.refused("false", "false exited with code 1 when 0 of")
-        self.refused("true", "true exited with code 0 when 0 of")
+        self.refused("false", "false exited with code 1 when no agent had come; see its output")
+        self.refused("true", "true exited with code 0 when no agent had come")
 
     def test_a_launcher_that_prints(self):
         path = self.script_of("echo '{\"ok\": true}'; echo more >&2; CPPOOL_AGENTS=1 exec \"$@\"\n")
@@ -341,7 +341,7 @@ class BadInput(Case):
 
     def test_a_node_that_never_comes_up(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
-        self.refused(path, "1 of 2 agents came", environment={"CPPOOL_START_LIMIT_MS": "4000"})
+        self.refused(path, "in time: 1 of 2 agents had come (", environment={"CPPOOL_START_LIMIT_MS": "4000"})
 
     def test_a_node_that_comes_late(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
