@@ -159,6 +159,10 @@ class Case(unittest.TestCase):
             head.end()
         self.assertEqual(head.left, [], "processes were left behind")
 
+    def digests(self, answer):
+        self.assertTrue(answer["ok"], answer.get("error"))
+        return [rank["digest"] for rank in answer["ranks"]]
+
     def check_traces(self, head, run):
         """run(path): an answer to a request with a trace. A file for each node has its ranks, and the offset of its clock."""
         nodes = head.nodes()
@@ -231,6 +235,18 @@ class Kills:
         head = self.during(lambda head, nodes: head.process.kill())[0]
         head.end()
         self.assertEqual(head.left, [])
+
+    def test_the_head_is_stopped(self):
+        """Its agents miss its heartbeat."""
+        head = self.during(lambda head, nodes: head.process.send_signal(signal.SIGSTOP), deadline_ms=60000)[0]
+        for _ in range(300):
+            left = set(head.marked()) - {head.process.pid}
+            if not left:
+                break
+            time.sleep(0.1)
+        self.assertEqual(left, set())
+        head.process.kill()
+        head.end()
 
     def test_an_agent_is_killed_between_requests(self):
         head = self.head()

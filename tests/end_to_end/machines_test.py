@@ -3,7 +3,7 @@
 
     machines_test.py CPPOOLD CPPOOL LIBRARY [unittest's arguments]
 
-LIBRARY has a case of the name "odd".
+LIBRARY has a case of the name "odd"; beside it is libcppool_test_kernel_naive.so.
 """
 import os
 import shutil
@@ -47,25 +47,26 @@ class Threads(Case):
 
 
 class Worlds(Threads):
-    def digests(self, answer):
-        self.assertTrue(answer["ok"], answer.get("error"))
-        return [rank["digest"] for rank in answer["ranks"]]
-
     def test_digests_do_not_depend_on_the_number_of_processes(self):
         cells = [{"cp_comm_type": schedule} for schedule in SCHEDULES]
         cells += [{"cp_comm_type": "all_gather", "qkv_format": "thd", "attn_mask_type": "padding_causal"},
                   {"cp_comm_type": "p2p", "attn_bias_type": "post_scale_bias", "bias_shape": "1hss"},
                   {"cp_comm_type": "a2a", "num_gqa_groups": 2, "softmax_type": "learnable"},
                   {"cp_comm_type": "p2p", "dtype": "fp8", "fp8_dpa": True}]
+        foreign = os.path.join(os.path.dirname(LIBRARY), "libcppool_test_kernel_naive.so")
+
+        def all_digests(head):
+            return [self.digests(answer) for answer in [*map(head.run, cells), head.run(kernels=foreign)]]
+
         with self.head(None) as one:
-            expected = [self.digests(one.run(cell)) for cell in cells]
+            expected = all_digests(one)
         for agents in (1, 2, 4):
             with self.head(agents) as head:
                 hello = head.ask(op="hello")
                 self.assertEqual(hello["transport"], "host" if agents == 1 else "gloo")
                 self.assertEqual([node["ranks"] for node in hello["nodes"]],
                                  [list(range(first, first + 4 // agents)) for first in range(0, 4, 4 // agents)])
-                self.assertEqual([self.digests(head.run(cell)) for cell in cells], expected)
+                self.assertEqual(all_digests(head), expected)
 
     def test_a_run_with_sampling_and_repeats(self):
         with self.head(4) as head:
@@ -273,6 +274,15 @@ class Failures(Kills, Faults, Threads):
         head.end()
         self.assertEqual(head.left, [])
 
+    def test_the_end_of_stdin_ends_everything(self):
+        head = self.head(self.most_agents)
+        self.assertTrue(head.run()["ok"])
+        begin = time.monotonic()
+        self.assertEqual(head.end(), 0)
+        self.assertLess(time.monotonic() - begin, 8)
+
+
+class Disks(Case):
     def test_a_dump_that_cannot_be_written_there(self):
         """Files of at most 4 kB on a node: dumps are on a common file system, which would be full for all."""
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" &\n"
@@ -295,13 +305,6 @@ class Failures(Kills, Faults, Threads):
             self.assertIn("No space left on device: free space on its disk, or set CPPOOL_CACHE", answer["error"])
             self.assertIn("No space left on device", head.ask(op="list", load=[LIBRARY])["error"])
             self.assertTrue(head.run()["ok"])
-
-    def test_the_end_of_stdin_ends_everything(self):
-        head = self.head(self.most_agents)
-        self.assertTrue(head.run()["ok"])
-        begin = time.monotonic()
-        self.assertEqual(head.end(), 0)
-        self.assertLess(time.monotonic() - begin, 8)
 
 
 class BadInput(Case):
