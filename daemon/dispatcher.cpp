@@ -55,7 +55,9 @@ RunResult Answered(Function&& function) {
   try {
     return function();
   } catch (const Refusal& refusal) {
-    return NotRun(refusal.kind(), refusal.what());
+    RunResult result = NotRun(refusal.kind(), refusal.what());
+    result.failure->node = refusal.node();
+    return result;
   } catch (const protocol::InvalidRequest& error) {
     return NotRun(FailureKind::kInvalidRequest, error.what());
   } catch (const kernels::RuntimeError& error) {
@@ -147,7 +149,9 @@ Answer Dispatcher::List(const protocol::ListRequest& request, const std::optiona
     return FinishLoaded(protocol::OkResponse({{"cases", std::move(cases)}}, id));
   } catch (const Refusal& refusal) {
     ++counts_.errors;
-    return FinishLoaded(protocol::ErrorResponse({refusal.kind(), std::nullopt, "", refusal.what()}, id));
+    protocol::Failure failure{refusal.kind(), std::nullopt, "", refusal.what()};
+    failure.node = refusal.node();
+    return FinishLoaded(protocol::ErrorResponse(failure, id));
   }
 }
 

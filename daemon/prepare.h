@@ -54,11 +54,15 @@ struct FaultMeans {
 // A request that is not run, with the kind and the text of its answer.
 class Refusal : public std::runtime_error {
  public:
-  Refusal(protocol::FailureKind kind, const std::string& detail) : std::runtime_error(detail), kind_(kind) {}
+  // `node`: the one of several that refuses.
+  Refusal(protocol::FailureKind kind, const std::string& detail, std::string node = "")
+      : std::runtime_error(detail), kind_(kind), node_(std::move(node)) {}
   protocol::FailureKind kind() const { return kind_; }
+  const std::string& node() const { return node_; }
 
  private:
   protocol::FailureKind kind_;
+  std::string node_;
 };
 
 // Throws Refusal when the file of a trace cannot be written; empty: there is none.

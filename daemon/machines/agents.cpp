@@ -31,13 +31,12 @@ void ThrowRefusal(const std::vector<Json>& answers, const Agents& agents) {
   const auto first = std::find_if(answers.begin(), answers.end(), refuses);
   if (first == answers.end()) return;
   const bool all = std::all_of(answers.begin(), answers.end(), refuses);
-  const std::string node =
-      all ? "" : "node " + agents.links()[static_cast<std::size_t>(first - answers.begin())]->node() + ": ";
+  const AgentLink& agent = *agents.links()[static_cast<std::size_t>(first - answers.begin())];
   const FailureKind kind = KindIn(*first);
-  const std::string text = node + first->value("error", "refused");
+  const std::string text = (all ? "" : agent.Name() + ": ") + first->value("error", "refused");
   if (kind == FailureKind::kCuda || kind == FailureKind::kNccl || kind == FailureKind::kInternal)
     throw kernels::RuntimeError(StatusOf(kind), text);
-  throw Refusal(kind, text);
+  throw Refusal(kind, text, all ? "" : agent.node());
 }
 
 protocol::RunResult Agents::Lost::ToResult() const {

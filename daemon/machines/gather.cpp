@@ -87,13 +87,14 @@ struct Greeted {
   std::string why_dropped;  // the last one
 };
 
-void Greet(const std::shared_ptr<Greeted>& greeted, base::UniqueFd socket, const std::string& secret) {
+void Greet(const std::shared_ptr<Greeted>& greeted, base::UniqueFd socket, const std::string& secret,
+           Clock::time_point limit) {
   Json about;
   std::unique_ptr<FrameSocket> frames;
   std::string why;
   try {
     frames = std::make_unique<FrameSocket>(std::move(socket));
-    about = GreetAgent(*frames, secret, Clock::now() + kGreetLimit);
+    about = GreetAgent(*frames, secret, Clock::now() + kGreetLimit, limit);
   } catch (const std::exception& error) {
     why = (frames ? frames->peer_address() + ": " : "") + error.what();
   }
@@ -176,9 +177,9 @@ Gathered GatherAgents(const std::vector<std::string>& words, int world_size, con
   int expected = 0;
   const auto so_far = [&] {
     const std::lock_guard lock(greeted->mutex);
-    std::string text = std::to_string(agents.size()) + " of " +
-                       (expected > 0 ? std::to_string(expected) : "an unknown number of") + " agents came (" +
-                       NodesOf(agents) + ")";
+    std::string text = agents.empty() ? "no agent had come"
+                                      : std::to_string(agents.size()) + " of " + std::to_string(expected) +
+                                            " agents had come (" + NodesOf(agents) + ")";
     if (greeted->dropped > 0)
       text += "; " + std::to_string(greeted->dropped) + " connections were dropped, the last one from " +
               greeted->why_dropped + ": does the launcher pass on " + kSecretVariable + "? (mpirun: -x " +
@@ -194,8 +195,8 @@ Gathered GatherAgents(const std::vector<std::string>& words, int world_size, con
       base::UniqueFd socket(accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket) {
         ++greeted->under_way;
-        std::thread([greeted, secret, raw = socket.Release()] {
-          Greet(greeted, base::UniqueFd(raw), secret);
+        std::thread([greeted, secret, limit, raw = socket.Release()] {
+          Greet(greeted, base::UniqueFd(raw), secret, limit);
         }).detach();
         greeted->changed.wait_for(lock, std::chrono::milliseconds(5));  // mostly, it is there at once
       }

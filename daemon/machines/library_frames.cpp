@@ -57,7 +57,7 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
           if (!answer) throw kernels::RuntimeError(CPPOOL_INTERNAL, agent->Name() + " has not taken " + file);
           if (answer->contains("kind"))
             throw Refusal(protocol::FailureKind::kInvalidRequest,
-                          "node " + agent->node() + ": " + answer->at("error").get<std::string>());
+                          agent->Name() + ": " + answer->at("error").get<std::string>(), agent->node());
           break;
         }
         if (!bytes) bytes = ContentOf(file, digest);

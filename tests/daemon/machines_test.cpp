@@ -45,14 +45,19 @@ std::pair<std::string, std::string> Greet(const std::string& heads, const std::s
       return error.what();
     }
   };
+  std::chrono::milliseconds others{-1};
   auto other = std::async(std::launch::async, [&] {
-    return text([&] { daemon::GreetHead(at_agent, agents, {{"version", "1"}}, limit); });
+    return text([&] { others = daemon::GreetHead(at_agent, agents, {{"version", "1"}}, limit); });
   });
   Json about;
-  const std::string own = text([&] { about = daemon::GreetAgent(at_head, heads, limit); });
+  const auto all_limit = Clock::now() + std::chrono::hours(1);
+  const std::string own = text([&] { about = daemon::GreetAgent(at_head, heads, limit, all_limit); });
   if (own.empty()) CHECK(about.at("version") == "1");
   if (!own.empty()) at_head.Shut();
-  return {own, other.get()};
+  const std::string theirs = other.get();
+  // The agent waits for its place as long as the head does for the others: its own limits are shorter.
+  if (theirs.empty()) CHECK((others > std::chrono::minutes(59) && others <= std::chrono::hours(1)));
+  return {own, theirs};
 }
 
 // Why the reader ends after these bytes.
@@ -117,8 +122,8 @@ TEST_CASE("machines: an agent does not obey a head without the secret") {
 TEST_CASE("machines: strangers are limited in bytes and time") {
   auto [own, other] = Sockets();
   FrameSocket head(std::move(own));
-  CHECK_THROWS_WITH(daemon::GreetAgent(head, "secret", Clock::now() + std::chrono::milliseconds(50)),
-                    "it sent nothing in time");
+  const auto soon = Clock::now() + std::chrono::milliseconds(50);
+  CHECK_THROWS_WITH(daemon::GreetAgent(head, "secret", soon, soon), "it sent nothing in time");
   const std::string much(FrameSocket::kMostUnknown + 1, 'x');
   REQUIRE(write(other.get(), much.data(), much.size()) == static_cast<ssize_t>(much.size()));
   CHECK_THROWS_WITH(head.Next(Clock::now() + std::chrono::seconds(5)), "it sent too much");

@@ -13,7 +13,7 @@ import sys
 import time
 import unittest
 
-from machines_support import Case, Head, Kills
+from machines_support import ByMpirun, Case, Head, Kills, children
 
 PYTHON = sys.executable if importlib.util.find_spec("pytest") else "/usr/bin/python3"  # with pytest
 CASES = """
@@ -75,8 +75,17 @@ class Python(Case):
     def check_passes(self, head):
         self.assertTrue((answer := self.call(head, "place"))["ok"], answer)
 
+    def during(self, do, deadline_ms=60000):
+        head = self.head()
+        nodes = head.nodes()
+        python = {"function": f"{self.cases}:fault", "kwargs": {"rank": -1, "kind": "hangs", "others": 100}}
+        head.send(op="run", python=python, deadline_ms=deadline_ms)
+        time.sleep(0.7)
+        do(head, nodes)
+        return head, nodes
 
-class Worlds(Python):
+
+class Places:
     def test_each_rank_knows_its_place(self):
         for agents, size in ((1, 4), (2, 4), (4, 4), (2, 2)):
             with self.head(agents, size) as head:
@@ -91,6 +100,8 @@ class Worlds(Python):
                                  [[str(each) for each in (rank, rank % local, size, local, rank // local)] + ["127.0.0.1"] for rank in range(size)])
                 self.assertEqual(len({value[6] for value in values}), 1)
 
+
+class Worlds(Places, Python):
     def test_iterations_are_those_of_all_ranks(self):
         with self.head() as head:
             answer = self.call(head, "iterates", repeat=200, warmup=2, sampling={"precision": 0.5, "max_ms": 3000})
@@ -110,7 +121,7 @@ class Worlds(Python):
             self.check_passes(head)
 
 
-class Failures(Kills, Python):
+class Faults:
     def test_answers_are_those_of_one_machine_with_the_node(self):
         for kind in ("fails", "exits", "aborts", "stops", "hangs"):
             with self.subTest(kind):
@@ -126,6 +137,8 @@ class Failures(Kills, Python):
                 self.assertEqual(ends[0], ends[1])
                 self.assertEqual(failure["node"], nodes[1]["node"])
 
+
+class Failures(Kills, Faults, Python):
     def test_the_report_of_a_deadline_has_all_ranks_and_what_they_do(self):
         with self.head() as head:
             answer = self.call(head, "fault", {"rank": 3, "kind": "stops", "others": 100}, deadline_ms=2000)
@@ -161,31 +174,12 @@ class Failures(Kills, Python):
         """The pids of its rank processes."""
         found = []
         for node in head.ask(op="hello")["nodes"]:
-            for server in self.children(node["pid"]):
-                found += self.children(server)
+            for server in children(node["pid"]):
+                found += children(server)
         return found
-
-    @staticmethod
-    def children(pid):
-        found = []
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                found += map(int, file.read().split())
-        return found
-
-    def during_a_case(self, do, deadline_ms=60000):
-        head = self.head()
-        nodes = head.nodes()
-        python = {"function": f"{self.cases}:fault", "kwargs": {"rank": -1, "kind": "hangs", "others": 100}}
-        head.send(op="run", python=python, deadline_ms=deadline_ms)
-        time.sleep(0.7)
-        do(head, nodes)
-        return head, nodes
-
-    during = during_a_case
 
     def test_an_agent_is_killed(self):
-        head, nodes = self.during_a_case(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL))
+        head, nodes = self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL))
         answer = head.answer(10)
         self.assertTrue(answer["fatal"], answer)
         self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
@@ -193,7 +187,7 @@ class Failures(Kills, Python):
         self.assertEqual(head.end(), 3)
 
     def test_an_agent_is_stopped(self):
-        head, nodes = self.during_a_case(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=2000)
+        head, nodes = self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=2000)
         answer = head.answer(20)
         self.assertEqual((answer["failure"]["kind"], answer["fatal"]), ("timeout", True), answer)
         self.assertIn(f"rank 1 on node {nodes[0]['node']}: there, ", answer["error"])
@@ -203,14 +197,18 @@ class Failures(Kills, Python):
     def test_a_fork_server_is_killed(self):
         """Its agent lives, and starts another."""
         def kill(_, nodes):
-            for server in self.children(nodes[1]["pid"]):
+            for server in children(nodes[1]["pid"]):
                 os.kill(server, signal.SIGKILL)
-        head, nodes = self.during_a_case(kill)
+        head, nodes = self.during(kill)
         answer = head.answer(10)
         self.assertFalse(answer.get("fatal", False), answer)
         self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
         self.assertIn("the fork server was killed by signal 9", answer["error"])
         self.check_passes(head)
+
+
+class OpenMpi(ByMpirun, Places, Faults, Python):
+    pass
 
 
 class Files(Python):
@@ -302,15 +300,13 @@ class BadInput(Python):
             self.assertEqual(self.call(head, "no_such")["failure"]["kind"], "invalid_request")
 
     def test_a_full_disk(self):
-        """Files of at most 64 kB there stand for it."""
-        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" &\n"
-                              "(ulimit -f 64; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 exec \"$@\") & wait\n")
-        head = Head(path, options=["--python", PYTHON])
-        self.addCleanup(self.check_end, head)
-        answer = self.call(head, "writes", {"path": os.path.join(self.folder.name, "large")})
-        self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
-        self.assertIn("File too large", answer["error"])
-        self.check_passes(head)
+        script, folder = self.full_disk()
+        with Head(script, options=["--python", PYTHON]) as head:
+            answer = self.call(head, "writes", {"path": os.path.join(folder, "large")})
+            self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
+            self.assertIn(answer["failure"]["rank"], (2, 3))
+            self.assertIn("No space left on device", answer["error"])
+            self.check_passes(head)
 
 
 class Doors(Python):

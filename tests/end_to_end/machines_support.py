@@ -2,6 +2,8 @@
 import json
 import os
 import queue
+import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -14,7 +16,16 @@ agents=$1; shift
 for index in $(seq 0 $((agents - 1))); do CPPOOL_AGENTS=$agents CPPOOL_AGENT_INDEX=$index "$@" & done
 wait
 """
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SECRET"
 SMALL = {"max_seqlen_q": 128, "num_heads": 4, "deterministic": True}
+
+
+def children(pid):
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            found += map(int, file.read().split())
+    return found
 
 
 def rank_list(first, end):
@@ -148,6 +159,10 @@ class Case(unittest.TestCase):
             head.end()
         self.assertEqual(head.left, [], "processes were left behind")
 
+    def digests(self, answer):
+        self.assertTrue(answer["ok"], answer.get("error"))
+        return [rank["digest"] for rank in answer["ranks"]]
+
     def check_traces(self, head, run):
         """run(path): an answer to a request with a trace. A file for each node has its ranks, and the offset of its clock."""
         nodes = head.nodes()
@@ -193,6 +208,18 @@ class Case(unittest.TestCase):
             (_, _), (offset, error) = self.check_traces(head, lambda path: run(head, path))
             self.assertLessEqual(abs(offset - 5000 * 10**9), error)
 
+    def full_disk(self):
+        """(launcher, folder): of two agents, of which the second one has at the folder a file system of its own, which is full."""
+        folder = os.path.join(self.folder.name, "full")
+        os.makedirs(folder, exist_ok=True)
+        mount = f"mount -t tmpfs -o size=64k tmpfs '{folder}'"
+        own = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+        if subprocess.run([*own, mount], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+            self.skipTest("no file system can be mounted here, not even in a user namespace")
+        script = f"{mount} && ! head -c 1M /dev/zero > '{folder}/all' 2>&1 && CPPOOL_AGENT_INDEX=1 CPPOOL_CACHE='{folder}/cache' exec \"$@\""
+        return self.script_of(f"export CPPOOL_AGENTS=2\nCPPOOL_AGENT_INDEX=0 CPPOOL_CACHE='{self.folder.name}/cache' \"$@\" &\n"
+                              f"{shlex.join([*own, script])} sh \"$@\" &\nwait\n"), folder
+
     def script_of(self, text):
         path = os.path.join(self.folder.name, "odd")
         with open(path, "w") as file:
@@ -202,11 +229,24 @@ class Case(unittest.TestCase):
 
 
 class Kills:
-    """Tests for threads and for Python processes alike. `during(do)` begins a case, calls do(head, nodes), and returns the head and more."""
+    """Tests for threads and for Python processes alike. `during(do, deadline_ms)` begins a case, calls do(head, nodes), and returns the head
+    and more."""
     def test_the_head_is_killed(self):
         head = self.during(lambda head, nodes: head.process.kill())[0]
         head.end()
         self.assertEqual(head.left, [])
+
+    def test_the_head_is_stopped(self):
+        """Its agents miss its heartbeat."""
+        head = self.during(lambda head, nodes: head.process.send_signal(signal.SIGSTOP), deadline_ms=60000)[0]
+        for _ in range(300):
+            left = set(head.marked()) - {head.process.pid}
+            if not left:
+                break
+            time.sleep(0.1)
+        self.assertEqual(left, set())
+        head.process.kill()
+        head.end()
 
     def test_an_agent_is_killed_between_requests(self):
         head = self.head()
@@ -214,3 +254,27 @@ class Kills:
         os.kill(nodes[0]["pid"], signal.SIGKILL)
         self.assertEqual(head.process.wait(10), 3)
         self.assertIn(f"node {nodes[0]['node']} ({rank_list(0, self.world_size // 2)}) is lost", "".join(head.stderr))
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
+class ByMpirun:
+    """The launcher is Open MPI's. Tests for threads and for Python processes alike, with `during` as for Kills."""
+    def launch(self, agents):
+        return f"{MPIRUN} -n {agents}"
+
+    def test_kills(self):
+        kills = {"agent": lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL),
+                 "stopped agent": lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP),
+                 "launcher": lambda head, nodes: [os.kill(pid, signal.SIGKILL) for pid in children(head.process.pid)],
+                 "head": lambda head, nodes: head.process.kill()}
+        for what, kill in kills.items():
+            with self.subTest(what):
+                nodes = []
+                head = self.during(lambda head, its_nodes: (nodes.extend(its_nodes), kill(head, its_nodes)), deadline_ms=3000)[0]
+                if what != "head":
+                    answer = head.answer()
+                    self.assertTrue(answer["fatal"], answer)
+                    if what == "agent":
+                        self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+                head.end()
+                self.assertEqual(head.left, [])

@@ -3,7 +3,7 @@
 
     machines_test.py CPPOOLD CPPOOL LIBRARY [unittest's arguments]
 
-LIBRARY has a case of the name "odd".
+LIBRARY has a case of the name "odd"; beside it is libcppool_test_kernel_naive.so.
 """
 import os
 import shutil
@@ -14,9 +14,8 @@ import sys
 import time
 import unittest
 
-from machines_support import SMALL, Case, Head, Kills, rank_list
+from machines_support import SMALL, ByMpirun, Case, Head, Kills, rank_list
 
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -x CPPOOL_SECRET"
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 # Takes the words of an agent, and greets as one of another version.
@@ -37,27 +36,37 @@ class Threads(Case):
     def head(self, agents=2, world_size=None, options=(), **more):
         return super().head(agents, world_size, options=["--allow-faults", *options], **more)
 
+    def during(self, do, deadline_ms=5000):
+        head = self.head()
+        nodes = head.nodes()
+        head.send(op="run", params=SMALL, repeat=10000, deadline_ms=deadline_ms)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        do(head, nodes)
+        return head, nodes, begin
+
 
 class Worlds(Threads):
-    def digests(self, answer):
-        self.assertTrue(answer["ok"], answer.get("error"))
-        return [rank["digest"] for rank in answer["ranks"]]
-
     def test_digests_do_not_depend_on_the_number_of_processes(self):
         cells = [{"cp_comm_type": schedule} for schedule in SCHEDULES]
         cells += [{"cp_comm_type": "all_gather", "qkv_format": "thd", "attn_mask_type": "padding_causal"},
                   {"cp_comm_type": "p2p", "attn_bias_type": "post_scale_bias", "bias_shape": "1hss"},
                   {"cp_comm_type": "a2a", "num_gqa_groups": 2, "softmax_type": "learnable"},
                   {"cp_comm_type": "p2p", "dtype": "fp8", "fp8_dpa": True}]
+        foreign = os.path.join(os.path.dirname(LIBRARY), "libcppool_test_kernel_naive.so")
+
+        def all_digests(head):
+            return [self.digests(answer) for answer in [*map(head.run, cells), head.run(kernels=foreign)]]
+
         with self.head(None) as one:
-            expected = [self.digests(one.run(cell)) for cell in cells]
+            expected = all_digests(one)
         for agents in (1, 2, 4):
             with self.head(agents) as head:
                 hello = head.ask(op="hello")
                 self.assertEqual(hello["transport"], "host" if agents == 1 else "gloo")
                 self.assertEqual([node["ranks"] for node in hello["nodes"]],
                                  [list(range(first, first + 4 // agents)) for first in range(0, 4, 4 // agents)])
-                self.assertEqual([self.digests(head.run(cell)) for cell in cells], expected)
+                self.assertEqual(all_digests(head), expected)
 
     def test_a_run_with_sampling_and_repeats(self):
         with self.head(4) as head:
@@ -166,23 +175,27 @@ class Libraries(Case):
             self.assertIn("--case", "".join(head.stderr))
 
 
-class Failures(Kills, Threads):
+class Faults:
     def compare_faults(self, kinds, agents):
         """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
+        heads = [None, None]
         for kind in kinds:
             with self.subTest(kind):
                 fault, ends = {"kind": kind, "rank": self.fault_rank}, []
-                for head in (self.head(None), self.head(agents)):
+                for index, its_agents in enumerate((None, agents)):
+                    head = heads[index] = heads[index] or self.head(its_agents)
                     answer = head.run(self.params, fault=fault, deadline_ms=3000)
                     failure = answer.get("failure") or {"kind": None, "rank": None}
                     # Either of the two ranks may be the first to see it.
                     either = ("wrong_size",) if self.world_size > 2 else ("wrong_size", "skip_collective")
                     rank = None if kind in either else failure["rank"]
                     ends.append((answer["status"], failure["kind"], rank, answer.get("fatal", False)))
-                    if not answer.get("fatal"):
+                    if answer.get("fatal"):
+                        heads[index] = None
+                        head.end()
+                        self.assertEqual(head.left, [])
+                    else:
                         self.assertTrue(head.run(self.params)["ok"])
-                    head.end()
-                    self.assertEqual(head.left, [])
                 self.assertEqual(ends[0], ends[1], answer)
                 if failure["rank"] is not None:
                     self.assertEqual(failure["node"].rpartition(":")[2], str(failure["rank"] * agents // self.world_size), answer)
@@ -205,17 +218,8 @@ class Failures(Kills, Threads):
                 self.assertEqual(head.end(), 3)
                 self.assertEqual(head.left, [])
 
-    def during_a_run(self, do, deadline_ms=5000):
-        head = self.head()
-        nodes = head.nodes()
-        head.send(op="run", params=SMALL, repeat=10000, deadline_ms=deadline_ms)
-        time.sleep(0.3)
-        begin = time.monotonic()
-        do(head, nodes)
-        return head, nodes, begin
 
-    during = during_a_run
-
+class Failures(Kills, Faults, Threads):
     def check_lost(self, head, nodes, begin, limit):
         answer = head.answer()
         self.assertLess(time.monotonic() - begin, limit)
@@ -226,12 +230,12 @@ class Failures(Kills, Threads):
         return answer
 
     def test_an_agent_is_killed(self):
-        answer = self.check_lost(*self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL)), 5)
+        answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL)), 5)
         self.assertIn(rank_list(self.world_size // 2, self.world_size), answer["error"])
         self.assertEqual(answer["failure"]["kind"], "internal")
 
     def test_an_agent_is_stopped(self):
-        head, nodes, begin = self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=3000)
+        head, nodes, begin = self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=3000)
         answer = head.answer()
         self.assertLess(time.monotonic() - begin, 6)
         self.assertEqual(answer["failure"]["kind"], "timeout", answer)
@@ -241,7 +245,7 @@ class Failures(Kills, Threads):
         self.assertEqual(head.left, [])
 
     def test_a_stopped_agent_is_missed_by_its_heartbeat(self):
-        answer = self.check_lost(*self.during_a_run(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
+        answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
         self.assertIn("nothing came from it for 10 s", answer["error"])
 
     def test_the_launcher_is_killed(self):
@@ -249,7 +253,7 @@ class Failures(Kills, Threads):
             own = [pid for pid in head.marked() if pid != head.process.pid and pid not in [node["pid"] for node in nodes]]
             for pid in own:
                 os.kill(pid, signal.SIGKILL)
-        head, nodes, _ = self.during_a_run(kill, deadline_ms=3000)
+        head, nodes, _ = self.during(kill, deadline_ms=3000)
         answer = head.answer()
         self.assertEqual(answer["status"], "error")
         self.assertEqual(head.end(), 3)
@@ -270,8 +274,17 @@ class Failures(Kills, Threads):
         head.end()
         self.assertEqual(head.left, [])
 
-    def test_a_full_disk_there(self):
-        """Files of at most 4 kB on a node stand for it: a dump cannot be written there."""
+    def test_the_end_of_stdin_ends_everything(self):
+        head = self.head(self.most_agents)
+        self.assertTrue(head.run()["ok"])
+        begin = time.monotonic()
+        self.assertEqual(head.end(), 0)
+        self.assertLess(time.monotonic() - begin, 8)
+
+
+class Disks(Case):
+    def test_a_dump_that_cannot_be_written_there(self):
+        """Files of at most 4 kB on a node: dumps are on a common file system, which would be full for all."""
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" &\n"
                               "(ulimit -f 4; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 exec \"$@\") & wait\n")
         head = Head(path)
@@ -282,12 +295,16 @@ class Failures(Kills, Threads):
         self.assertIn("File too large", answer["error"])
         self.assertTrue(head.run()["ok"])
 
-    def test_the_end_of_stdin_ends_everything(self):
-        head = self.head(self.most_agents)
-        self.assertTrue(head.run()["ok"])
-        begin = time.monotonic()
-        self.assertEqual(head.end(), 0)
-        self.assertLess(time.monotonic() - begin, 8)
+    def test_a_full_disk_there(self):
+        script, _ = self.full_disk()
+        with Head(script) as head:
+            node = head.nodes()[1]["node"]
+            answer = head.ask(op="run", case="odd", load=[LIBRARY])  # of which each node keeps a copy
+            self.assertEqual((answer["status"], answer["failure"]["node"]), ("error", node), answer)
+            self.assertIn(f"node {node} (ranks 2 and 3): ", answer["error"])
+            self.assertIn("No space left on device: free space on its disk, or set CPPOOL_CACHE", answer["error"])
+            self.assertIn("No space left on device", head.ask(op="list", load=[LIBRARY])["error"])
+            self.assertTrue(head.run()["ok"])
 
 
 class BadInput(Case):
@@ -306,8 +323,8 @@ class BadInput(Case):
         self.refused("/etc/passwd", "is no program")
 
     def test_a_launcher_that_fails(self):
-        self.refused("false", "false exited with code 1 when 0 of")
-        self.refused("true", "true exited with code 0 when 0 of")
+        self.refused("false", "false exited with code 1 when no agent had come; see its output")
+        self.refused("true", "true exited with code 0 when no agent had come")
 
     def test_a_launcher_that_prints(self):
         path = self.script_of("echo '{\"ok\": true}'; echo more >&2; CPPOOL_AGENTS=1 exec \"$@\"\n")
@@ -327,7 +344,7 @@ class BadInput(Case):
 
     def test_a_node_that_never_comes_up(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
-        self.refused(path, "1 of 2 agents came", environment={"CPPOOL_START_LIMIT_MS": "4000"})
+        self.refused(path, "in time: 1 of 2 agents had come (", environment={"CPPOOL_START_LIMIT_MS": "4000"})
 
     def test_a_node_that_comes_late(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
@@ -458,40 +475,17 @@ class Command(Case):
         self.assertRegex(out, "node .*:1 has other settings of NCCL: NCCL_DEBUG=1\n")
 
 
-@unittest.skipUnless(any(os.access(os.path.join(folder, "mpirun"), os.X_OK) for folder in os.environ["PATH"].split(":")), "no mpirun")
-class OpenMpi(Case):
-    def test_essential_cells(self):
-        for agents in (2, 4):
-            with Head(f"{MPIRUN} -n {agents}") as head:
-                for schedule in SCHEDULES:
-                    self.assertTrue(head.run({"cp_comm_type": schedule})["ok"])
-            self.assertEqual(head.left, [])
+class OpenMpi(ByMpirun, Faults, Threads):
+    def test_the_essential_suite(self):
+        done = subprocess.run([COMMAND, "run", "--suite=essential", "--max-seqlen=64", "--world-size=4", "--backend=host", "--launch", self.launch(2)],
+                              env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", "CPPOOL_DAEMON": DAEMON}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "120 passed, 0 failed, 0 skipped"), done.stdout[-4000:])
 
-    def test_kills(self):
-        for what in ("agent", "launcher", "head", "stopped agent"):
-            with self.subTest(what):
-                head = Head(f"{MPIRUN} -n 2")
-                nodes = head.nodes()
-                pids = [node["pid"] for node in nodes]
-                head.send(op="run", params=SMALL, repeat=10000, deadline_ms=3000)
-                time.sleep(0.3)
-                if what == "agent":
-                    os.kill(pids[1], signal.SIGKILL)
-                elif what == "stopped agent":
-                    os.kill(pids[1], signal.SIGSTOP)
-                elif what == "head":
-                    head.process.kill()
-                else:
-                    for pid in head.marked():
-                        if pid != head.process.pid and pid not in pids:
-                            os.kill(pid, signal.SIGKILL)
-                if what != "head":
-                    answer = head.answer()
-                    self.assertTrue(answer["fatal"], answer)
-                    if what == "agent":
-                        self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
-                head.end()
-                self.assertEqual(head.left, [])
+    def test_four_processes(self):
+        with self.head(4) as head:
+            for schedule in SCHEDULES:
+                self.assertTrue(head.run({"cp_comm_type": schedule})["ok"])
 
 
 def take_arguments():
