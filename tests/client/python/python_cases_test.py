@@ -300,6 +300,59 @@ def test_call(tmp_path):
         cppool.call(function("skips"))
 
 
+STAND_IN = """
+import os, sys
+sys.modules["_cppool_ranks"].rank.Rank.device = lambda rank: {
+    "name": "stand-in", "uuid": os.environ["CPPOOL_STAND_IN"], "ordinal": 0, "capability": "9.0", "total_bytes": 1 << 30}
+"""
+HOLDS = """
+import os, time
+def holds(world, folder, until):
+    if world.rank == 0:
+        os.close(os.open(f"{folder}/in_use", os.O_CREAT | os.O_EXCL))
+        while not os.path.exists(until):
+            time.sleep(0.005)
+        os.remove(f"{folder}/in_use")
+"""
+
+
+def test_runs_of_one_session_that_share_gpus_go_in_turn(tmp_path):
+    """Pools of both kinds and of several world sizes, whose daemons name the same device: a run that is not alone on it fails."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (tmp_path / "case.py").write_text(HOLDS)
+    gpu, until = tmp_path / "gpu", tmp_path / "until"
+    gpu.mkdir()
+    (gpu / "of the fake daemon").touch()  # which fails beside another file
+    with support.serving(tmp_path) as socket:
+        def processes(uuid, size):
+            return cppool.Pool(size, python=True, preload=["stand_in"], backend="host", attach=socket, start_limit=60.0,
+                               environment={"PYTHONPATH": str(tmp_path), "CPPOOL_STAND_IN": uuid})
+
+        def works():
+            listed = subprocess.run([os.path.join(BUILD, "bin", "cppool"), "ps", "--json", "--socket", socket], stdout=subprocess.PIPE, check=True)
+            return [(pool["running"] is not None, len(pool["waiting"])) for pool in json.loads(listed.stdout)["pools"]]
+
+        hold, results = (f"{tmp_path}/case.py:holds", {"folder": str(gpu), "until": str(until)}), {}
+        with processes("GPU-a", 1) as first, processes("GPU-a", 2) as second, processes("GPU-b", 1) as elsewhere, \
+                support.fake_pool(attach=socket, arguments=["--start", "GPU-a"]) as of_threads:
+            assert [pool.hello()["devices"][0]["uuid"] for pool in (first, second, of_threads, elsewhere)] == ["GPU-a"] * 3 + ["GPU-b"]
+            threads = [threading.Thread(target=lambda name=name, run=run: results.update({name: run()})) for name, run in {
+                "first": lambda: first.call(*hold),
+                "second": lambda: second.call(*hold),
+                "threads": lambda: of_threads.run({"do": "alone", "folder": str(gpu)})}.items()]
+            threads[0].start()
+            assert eventually(lambda: (gpu / "in_use").exists())
+            for thread in threads[1:]:
+                thread.start()
+            assert eventually(lambda: sorted(works()) == [(False, 0), (False, 1), (False, 1), (True, 0)]), works()
+            assert elsewhere.call(function("passes")).ok  # on another device
+            assert not results and sorted(works()) == [(False, 0), (False, 1), (False, 1), (True, 0)]
+            until.touch()
+            for thread in threads:
+                thread.join()
+    assert all(result.ok for result in results.values()), [result.describe() for result in results.values()]
+
+
 def test_preload_is_imported_once(tmp_path):
     (tmp_path / "slow_module.py").write_text("import os\nimported_by = os.getpid()\n")
     (tmp_path / "case.py").write_text("import os, slow_module\ndef who(): return slow_module.imported_by, os.getpid()\n")
