@@ -150,7 +150,7 @@ def test_what_cannot_be_run(pool, target, text):
 
 
 def test_arguments_that_are_no_json(pool):
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(TypeError, match=r"\[.text.\] is a builtins.object, which JSON cannot express"):
         pool.call(function("passes"), {"text": object()})
     with pytest.raises(ValueError, match="which takes kwargs"):
         pool.call(function("passes"), argv=["a"])
