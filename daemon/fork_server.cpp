@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,16 +17,18 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <system_error>
 #include <tuple>
 
+#include "base/hmac.h"
 #include "base/poll_timeout.h"
-#include "base/spawn.h"
 #include "daemon/log.h"
 #include "daemon/process_frames.h"
 #include "daemon/start_error.h"
@@ -49,6 +52,8 @@ constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5};
 constexpr std::chrono::milliseconds kSignalLimit{150};
 constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
 constexpr int kStderrWaitMs = 1000;
+constexpr int kMostDaemons = 64, kRetryMs = 2;
+constexpr const char* kDevices = "CUDA_VISIBLE_DEVICES=";
 
 UniqueFd OrThrow(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -121,14 +126,48 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
   return true;
 }
 
-// The start of this process in the kernel's ticks: field 22 of its stat.
-std::string OwnStartTime() {
+// The start of a process in the kernel's ticks: field 22 of its stat.
+std::string StartTime(const std::string& pid) {
   std::string text;
-  std::getline(std::ifstream("/proc/self/stat"), text);
+  std::getline(std::ifstream("/proc/" + pid + "/stat"), text);
   std::istringstream fields(text.substr(text.rfind(')') + 1));
   std::string field;
   for (int i = 3; i <= 22; ++i) fields >> field;
   return field;
+}
+
+// The same for all that may share what the command starts. It tells nothing of the environment's values.
+std::string SharedName(const base::SpawnCommand& command) {
+  const std::string parent = std::to_string(getppid());
+  std::error_code none;
+  std::vector<std::string> parts = {std::to_string(geteuid()),
+                                    parent,
+                                    StartTime(parent),
+                                    command.path,
+                                    std::filesystem::read_symlink("/proc/self/ns/pid", none),
+                                    std::filesystem::current_path(none)};
+  parts.insert(parts.end(), command.arguments.begin(), command.arguments.end());
+  std::map<std::string, std::string> environment;
+  const auto add = [&](const std::string& variable) {
+    environment[variable.substr(0, variable.find('='))] = variable;
+  };
+  for (char** variable = environ; *variable != nullptr; ++variable) add(*variable);
+  for (const std::string& variable : command.environment) add(variable);
+  environment.erase("PYTEST_CURRENT_TEST");  // the server does, too
+  for (const auto& [name, variable] : environment) parts.push_back(variable);
+  std::string text;
+  for (const std::string& part : parts) text += std::to_string(part.size()) + ":" + part;
+  return "cppool-ranks-" + base::Sha256(text);
+}
+
+// Children that fork for other daemons, too, and end when these have: `more`, and those of earlier calls.
+void ReapEnded(pid_t more = 0) {
+  static std::mutex mutex;
+  static std::vector<pid_t> children;
+  const std::lock_guard lock(mutex);
+  if (more > 0) children.push_back(more);
+  const auto ended = [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; };
+  children.erase(std::remove_if(children.begin(), children.end(), ended), children.end());
 }
 
 std::string Joined(const std::vector<std::string>& words) {
@@ -379,31 +418,49 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
   if (!std::filesystem::exists(folder / "__main__.py"))
     throw StartError("--python: the ranks' code is not in " + folder.string() +
                      ", where the installation has it");
-  base::SpawnCommand command{options_.python, {folder.string()}, options_.environment};
+  base::SpawnCommand command{options_.python, {folder.string()}, {}};
   if (!options_.preload.empty())
     command.arguments.insert(command.arguments.end(), {"--preload", Joined(options_.preload)});
-  command.environment.push_back("CPPOOL_RANKS_OF=" + std::to_string(getpid()) + ":" + OwnStartTime());
+  if (!options_.shared || options_.devices.empty())
+    command.environment.push_back(kDevices + options_.devices);
+  ReapEnded();
+  while (!Start(command, deadline)) {
+  }
+}
+
+bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point deadline) {
   try {
-    auto [ours, theirs] = MakeSockets();
-    pid_ = base::Spawn(command, theirs.get(), STDERR_FILENO, STDERR_FILENO);
-    socket_ = std::move(ours);
+    if (options_.shared) {
+      child_ = Join(command, deadline);
+    } else {
+      auto [ours, theirs] = MakeSockets();
+      base::SpawnCommand own = command;
+      own.environment.push_back("CPPOOL_RANKS_OF=" + std::to_string(getpid()) + ":" + StartTime("self"));
+      child_ = pid_ = base::Spawn(own, theirs.get(), STDERR_FILENO, STDERR_FILENO);
+      socket_ = std::move(ours);
+    }
   } catch (const std::system_error& error) {
     throw StartError("--python " + options_.python + " cannot be started: " + error.what());
   }
+  const bool joined = child_ == 0;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "rank frames");
     Loop();
   });
+  if (options_.shared) Send({{"frame", "begin"}, {"devices", options_.devices}}, {STDERR_FILENO});
   std::string why;
+  bool again = false;
   {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return ready_ || !gone_.empty(); });
+    again = !ready_ && !gone_.empty() && joined && Clock::now() < deadline;
     if (ready_ && ready_->contains("error"))
       why = TextOf(*ready_, "error");
     else if (!ready_)
       why = options_.python + (gone_.empty() ? " was not ready in time"
                                              : " " + gone_ + " before it was ready: is it a Python?");
     if (why.empty()) {
+      pid_ = ready_->at("pid").get<pid_t>();
       info_.python = TextOf(*ready_, "python");
       info_.torch = TextOf(*ready_, "torch");
       for (const Json& module : ready_->value("preloaded", Json::array())) info_.preloaded.push_back(module);
@@ -416,16 +473,45 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
         Log(LogLevel::kError, trace);
     }
   }
-  if (why.empty()) return;
-  kill(-pid_, SIGKILL);
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  if (why.empty()) return true;
+  if (child_ > 0) kill(-child_, SIGKILL);
+  EndThread();
+  if (child_ > 0) waitpid(child_, nullptr, 0);
+  if (!again) throw StartError(why);
+  const std::lock_guard lock(mutex_);
+  stop_ = false;
+  gone_.clear();
+  return false;
+}
+
+pid_t ForkServer::Join(const base::SpawnCommand& command, Clock::time_point deadline) {
+  sockaddr_un address{};  // abstract: it is gone with the socket, and there is one in a network namespace
+  address.sun_family = AF_UNIX;
+  const std::string name = SharedName(command);
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const auto* const raw = reinterpret_cast<const sockaddr*>(&address);
+  for (;; poll(nullptr, 0, kRetryMs)) {
+    UniqueFd listener = OrThrow(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
+    if (bind(listener.get(), raw, size) == 0) {
+      if (listen(listener.get(), kMostDaemons) != 0)
+        throw std::system_error(errno, std::generic_category(), "listen");
+    } else if (errno == EADDRINUSE) {
+      listener.Reset();
+    } else {
+      throw std::system_error(errno, std::generic_category(), "bind");
+    }
+    socket_ = OrThrow(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), "socket");
+    // Another daemon may have bound it and not listen yet, or what has listened ends.
+    if (connect(socket_.get(), raw, size) == 0) {
+      ucred user{};
+      socklen_t length = sizeof user;
+      if (getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &user, &length) != 0 || user.uid != geteuid())
+        throw std::system_error(EADDRINUSE, std::generic_category(), "another user's process listens");
+      return listener ? base::Spawn(command, listener.get(), STDERR_FILENO, STDERR_FILENO) : 0;
+    }
+    if (Clock::now() >= deadline) throw StartError(options_.python + " was not ready in time");
   }
-  Wake();
-  thread_.join();
-  waitpid(pid_, nullptr, 0);
-  throw StartError(why);
 }
 
 ForkServer::~ForkServer() {
@@ -433,11 +519,19 @@ ForkServer::~ForkServer() {
   {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, kEndLimit, [&] { return !gone_.empty(); })) kill(-pid_, SIGKILL);
+  }
+  EndThread();
+  if (child_ > 0 && !options_.shared) waitpid(child_, nullptr, 0);
+  ReapEnded(child_);
+}
+
+void ForkServer::EndThread() {
+  {
+    const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   Wake();
   thread_.join();
-  if (gone_.empty()) waitpid(pid_, nullptr, 0);
 }
 
 void ForkServer::Wake() {
@@ -528,9 +622,15 @@ void ForkServer::TakeFrame(const Json& frame) {
 }
 
 void ForkServer::Gone() {
-  int status = 0;
-  const std::string how = waitpid(pid_, &status, 0) == pid_ ? base::DescribeStatus(status) : "ended";
+  std::string how = "has ended";
   const std::lock_guard lock(mutex_);
+  // A shared one that was ready is no child of this process, but dies with its parent, which may be one.
+  int status = 0;
+  const bool is_child = !options_.shared || !ready_;
+  if (child_ > 0 && waitpid(child_, &status, is_child ? 0 : WNOHANG) == child_) {
+    how = base::DescribeStatus(status);
+    child_ = 0;
+  }
   gone_ = how;
   for (const auto& rank : ranks_) rank->Close("was killed, since the fork server " + how);
   ranks_.clear();
@@ -539,7 +639,7 @@ void ForkServer::Gone() {
 
 std::string ForkServer::VisibleDevices(BackendChoice backend, int ranks) {
   const bool on_host = backend == BackendChoice::kHost;
-  return "CUDA_VISIBLE_DEVICES=" + (on_host ? "" : NarrowDevices(std::getenv("CUDA_VISIBLE_DEVICES"), ranks));
+  return on_host ? "" : NarrowDevices(std::getenv("CUDA_VISIBLE_DEVICES"), ranks);
 }
 
 std::pair<UniqueFd, int> ForkServer::Listen(const std::string& host) {
