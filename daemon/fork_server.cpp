@@ -48,7 +48,7 @@ constexpr std::size_t kMostFrames = 256;  // of a rank that nobody takes
 constexpr std::size_t kTail = 4096, kLongestLine = 4096, kMostStacks = 64 << 10;
 constexpr std::size_t kMostAtOnce = 1 << 20;  // a pipe holds no more
 constexpr std::size_t kPageSize = 4096, kLongestStage = 256;
-constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5};
+constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5}, kSharedEndLimit{2};
 constexpr std::chrono::milliseconds kSignalLimit{150};
 constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
 constexpr int kStderrWaitMs = 1000;
@@ -474,9 +474,13 @@ bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point dead
     }
   }
   if (why.empty()) return true;
-  if (child_ > 0) kill(-child_, SIGKILL);
   EndThread();
-  if (child_ > 0) waitpid(child_, nullptr, 0);
+  if (gone_.empty() && child_ > 0) {  // else it serves others
+    kill(-child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  } else {
+    ReapEnded(child_);
+  }
   if (!again) throw StartError(why);
   const std::lock_guard lock(mutex_);
   stop_ = false;
@@ -623,14 +627,24 @@ void ForkServer::TakeFrame(const Json& frame) {
 
 void ForkServer::Gone() {
   std::string how = "has ended";
-  const std::lock_guard lock(mutex_);
+  bool ready = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ready = ready_.has_value();
+  }
   // A shared one that was ready is no child of this process, but dies with its parent, which may be one.
+  // Before that it may be the parent's end, which cannot be waited for at once.
+  const auto limit = Clock::now() + (ready ? std::chrono::seconds(0) : kSharedEndLimit);
   int status = 0;
-  const bool is_child = !options_.shared || !ready_;
-  if (child_ > 0 && waitpid(child_, &status, is_child ? 0 : WNOHANG) == child_) {
+  pid_t ended = 0;
+  while (child_ > 0 && (ended = waitpid(child_, &status, options_.shared ? WNOHANG : 0)) == 0 &&
+         Clock::now() < limit)
+    poll(nullptr, 0, kRetryMs);
+  if (child_ > 0 && ended == child_) {
     how = base::DescribeStatus(status);
     child_ = 0;
   }
+  const std::lock_guard lock(mutex_);
   gone_ = how;
   for (const auto& rank : ranks_) rank->Close("was killed, since the fork server " + how);
   ranks_.clear();

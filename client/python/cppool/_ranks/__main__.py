@@ -244,9 +244,6 @@ class Server(Parent):
             self.unwatch()
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write("500")  # rather than the daemon or the shell
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, 0)
-            os.close(null)
             self.channel.socket.close()
             rank.Rank(frame, descriptors, self.deferred, self.user_threads).main()
         except BaseException:
@@ -337,13 +334,15 @@ def main(arguments):
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # until it reads fd 0, whose end it would not see before
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     sys.path.pop(0)  # this folder
-    connection = socket.socket(fileno=0)
+    connection = socket.socket(fileno=os.dup(0))
     listens = bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     if listens:
         connection.setblocking(False)
         own = f"{os.getpid()}:{b''.join(start_time('self')).decode()}"
         if os.environ.get(MARK) != own:  # it ends with this process, and not with the daemon that came first
             os.execve(sys.executable, [sys.executable, FOLDER, *arguments], {**os.environ, MARK: own})
+    with open(os.devnull, "rb") as null:  # modules' helpers inherit fd 0, and none of the others
+        os.dup2(null.fileno(), 0)
     environment = dict(os.environ)
     options = {"--preload": [], "--defer": []}
     for name, value in zip(arguments[::2], arguments[1::2]):
@@ -370,6 +369,7 @@ def main(arguments):
         if why:
             log(f"{module} cannot be imported before the fork, since {why}; each rank imports it")
             defer = ",".join([*options["--defer"], f"{module}={why.replace(',', ';')}"])
+            os.dup2(connection.fileno(), 0)
             os.execve(sys.executable, [sys.executable, FOLDER, "--preload", ",".join(options["--preload"]), "--defer", defer], environment)
     files = files_of_modules()
     gc.collect()
