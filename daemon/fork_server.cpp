@@ -9,7 +9,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,18 +16,16 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <sstream>
 #include <system_error>
 #include <tuple>
 
-#include "base/hmac.h"
 #include "base/poll_timeout.h"
+#include "daemon/fork_template.h"
 #include "daemon/log.h"
 #include "daemon/process_frames.h"
 #include "daemon/start_error.h"
@@ -52,7 +49,7 @@ constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5}, kSharedEndLimit{2};
 constexpr std::chrono::milliseconds kSignalLimit{150};
 constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
 constexpr int kStderrWaitMs = 1000;
-constexpr int kMostDaemons = 64, kRetryMs = 2;
+constexpr int kRetryMs = 2;
 constexpr const char* kDevices = "CUDA_VISIBLE_DEVICES=";
 
 UniqueFd OrThrow(int fd, const char* what) {
@@ -124,50 +121,6 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
     }
   }
   return true;
-}
-
-// The start of a process in the kernel's ticks: field 22 of its stat.
-std::string StartTime(const std::string& pid) {
-  std::string text;
-  std::getline(std::ifstream("/proc/" + pid + "/stat"), text);
-  std::istringstream fields(text.substr(text.rfind(')') + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  return field;
-}
-
-// The same for all that may share what the command starts. It tells nothing of the environment's values.
-std::string SharedName(const base::SpawnCommand& command) {
-  const std::string parent = std::to_string(getppid());
-  std::error_code none;
-  std::vector<std::string> parts = {std::to_string(geteuid()),
-                                    parent,
-                                    StartTime(parent),
-                                    command.path,
-                                    std::filesystem::read_symlink("/proc/self/ns/pid", none),
-                                    std::filesystem::current_path(none)};
-  parts.insert(parts.end(), command.arguments.begin(), command.arguments.end());
-  std::map<std::string, std::string> environment;
-  const auto add = [&](const std::string& variable) {
-    environment[variable.substr(0, variable.find('='))] = variable;
-  };
-  for (char** variable = environ; *variable != nullptr; ++variable) add(*variable);
-  for (const std::string& variable : command.environment) add(variable);
-  environment.erase("PYTEST_CURRENT_TEST");  // the server does, too
-  for (const auto& [name, variable] : environment) parts.push_back(variable);
-  std::string text;
-  for (const std::string& part : parts) text += std::to_string(part.size()) + ":" + part;
-  return "cppool-ranks-" + base::Sha256(text);
-}
-
-// Children that fork for other daemons, too, and end when these have: `more`, and those of earlier calls.
-void ReapEnded(pid_t more = 0) {
-  static std::mutex mutex;
-  static std::vector<pid_t> children;
-  const std::lock_guard lock(mutex);
-  if (more > 0) children.push_back(more);
-  const auto ended = [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; };
-  children.erase(std::remove_if(children.begin(), children.end(), ended), children.end());
 }
 
 std::string Joined(const std::vector<std::string>& words) {
@@ -423,7 +376,7 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
     command.arguments.insert(command.arguments.end(), {"--preload", Joined(options_.preload)});
   if (!options_.shared || options_.devices.empty())
     command.environment.push_back(kDevices + options_.devices);
-  ReapEnded();
+  ReapTemplates();
   while (!Start(command, deadline)) {
   }
 }
@@ -431,7 +384,7 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
 bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point deadline) {
   try {
     if (options_.shared) {
-      child_ = Join(command, deadline);
+      std::tie(socket_, child_) = JoinTemplate(command, deadline);
     } else {
       auto [ours, theirs] = MakeSockets();
       base::SpawnCommand own = command;
@@ -479,43 +432,13 @@ bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point dead
     kill(-child_, SIGKILL);
     waitpid(child_, nullptr, 0);
   } else {
-    ReapEnded(child_);
+    ReapTemplates(child_);
   }
   if (!again) throw StartError(why);
   const std::lock_guard lock(mutex_);
   stop_ = false;
   gone_.clear();
   return false;
-}
-
-pid_t ForkServer::Join(const base::SpawnCommand& command, Clock::time_point deadline) {
-  sockaddr_un address{};  // abstract: it is gone with the socket, and there is one in a network namespace
-  address.sun_family = AF_UNIX;
-  const std::string name = SharedName(command);
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  const auto* const raw = reinterpret_cast<const sockaddr*>(&address);
-  for (;; poll(nullptr, 0, kRetryMs)) {
-    UniqueFd listener = OrThrow(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
-    if (bind(listener.get(), raw, size) == 0) {
-      if (listen(listener.get(), kMostDaemons) != 0)
-        throw std::system_error(errno, std::generic_category(), "listen");
-    } else if (errno == EADDRINUSE) {
-      listener.Reset();
-    } else {
-      throw std::system_error(errno, std::generic_category(), "bind");
-    }
-    socket_ = OrThrow(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), "socket");
-    // Another daemon may have bound it and not listen yet, or what has listened ends.
-    if (connect(socket_.get(), raw, size) == 0) {
-      ucred user{};
-      socklen_t length = sizeof user;
-      if (getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &user, &length) != 0 || user.uid != geteuid())
-        throw std::system_error(EADDRINUSE, std::generic_category(), "another user's process listens");
-      return listener ? base::Spawn(command, listener.get(), STDERR_FILENO, STDERR_FILENO) : 0;
-    }
-    if (Clock::now() >= deadline) throw StartError(options_.python + " was not ready in time");
-  }
 }
 
 ForkServer::~ForkServer() {
@@ -526,7 +449,7 @@ ForkServer::~ForkServer() {
   }
   EndThread();
   if (child_ > 0 && !options_.shared) waitpid(child_, nullptr, 0);
-  ReapEnded(child_);
+  ReapTemplates(child_);
 }
 
 void ForkServer::EndThread() {

@@ -119,8 +119,6 @@ class ForkServer : public RankServer {
  private:
   // One try. False: what was to fork it has ended, and another one can be started. Throws StartError.
   bool Start(const base::SpawnCommand& command, Clock::time_point deadline);
-  // Asks for a shared one. Its parent's pid where this process has started that; 0: another daemon has.
-  pid_t Join(const base::SpawnCommand& command, Clock::time_point deadline);
   void EndThread();
   void Loop();
   void Send(const protocol::Json& frame, const std::vector<int>& descriptors = {});
