@@ -25,7 +25,7 @@
 #include <tuple>
 
 #include "base/poll_timeout.h"
-#include "base/spawn.h"
+#include "daemon/fork_template.h"
 #include "daemon/log.h"
 #include "daemon/process_frames.h"
 #include "daemon/start_error.h"
@@ -45,10 +45,12 @@ constexpr std::size_t kMostFrames = 256;  // of a rank that nobody takes
 constexpr std::size_t kTail = 4096, kLongestLine = 4096, kMostStacks = 64 << 10;
 constexpr std::size_t kMostAtOnce = 1 << 20;  // a pipe holds no more
 constexpr std::size_t kPageSize = 4096, kLongestStage = 256;
-constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5};
+constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5}, kSharedEndLimit{2};
 constexpr std::chrono::milliseconds kSignalLimit{150};
 constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
 constexpr int kStderrWaitMs = 1000;
+constexpr int kRetryMs = 2;
+constexpr const char* kDevices = "CUDA_VISIBLE_DEVICES=";
 
 UniqueFd OrThrow(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -119,16 +121,6 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
     }
   }
   return true;
-}
-
-// The start of this process in the kernel's ticks: field 22 of its stat.
-std::string OwnStartTime() {
-  std::string text;
-  std::getline(std::ifstream("/proc/self/stat"), text);
-  std::istringstream fields(text.substr(text.rfind(')') + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  return field;
 }
 
 std::string Joined(const std::vector<std::string>& words) {
@@ -379,31 +371,49 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
   if (!std::filesystem::exists(folder / "__main__.py"))
     throw StartError("--python: the ranks' code is not in " + folder.string() +
                      ", where the installation has it");
-  base::SpawnCommand command{options_.python, {folder.string()}, options_.environment};
+  base::SpawnCommand command{options_.python, {folder.string()}, {}};
   if (!options_.preload.empty())
     command.arguments.insert(command.arguments.end(), {"--preload", Joined(options_.preload)});
-  command.environment.push_back("CPPOOL_RANKS_OF=" + std::to_string(getpid()) + ":" + OwnStartTime());
+  if (!options_.shared || options_.devices.empty())
+    command.environment.push_back(kDevices + options_.devices);
+  ReapTemplates();
+  while (!Start(command, deadline)) {
+  }
+}
+
+bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point deadline) {
   try {
-    auto [ours, theirs] = MakeSockets();
-    pid_ = base::Spawn(command, theirs.get(), STDERR_FILENO, STDERR_FILENO);
-    socket_ = std::move(ours);
+    if (options_.shared) {
+      std::tie(socket_, child_) = JoinTemplate(command, deadline);
+    } else {
+      auto [ours, theirs] = MakeSockets();
+      base::SpawnCommand own = command;
+      own.environment.push_back("CPPOOL_RANKS_OF=" + std::to_string(getpid()) + ":" + StartTime("self"));
+      child_ = pid_ = base::Spawn(own, theirs.get(), STDERR_FILENO, STDERR_FILENO);
+      socket_ = std::move(ours);
+    }
   } catch (const std::system_error& error) {
     throw StartError("--python " + options_.python + " cannot be started: " + error.what());
   }
+  const bool joined = child_ == 0;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "rank frames");
     Loop();
   });
+  if (options_.shared) Send({{"frame", "begin"}, {"devices", options_.devices}}, {STDERR_FILENO});
   std::string why;
+  bool again = false;
   {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return ready_ || !gone_.empty(); });
+    again = !ready_ && !gone_.empty() && joined && Clock::now() < deadline;
     if (ready_ && ready_->contains("error"))
       why = TextOf(*ready_, "error");
     else if (!ready_)
       why = options_.python + (gone_.empty() ? " was not ready in time"
                                              : " " + gone_ + " before it was ready: is it a Python?");
     if (why.empty()) {
+      pid_ = ready_->at("pid").get<pid_t>();
       info_.python = TextOf(*ready_, "python");
       info_.torch = TextOf(*ready_, "torch");
       for (const Json& module : ready_->value("preloaded", Json::array())) info_.preloaded.push_back(module);
@@ -416,16 +426,19 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
         Log(LogLevel::kError, trace);
     }
   }
-  if (why.empty()) return;
-  kill(-pid_, SIGKILL);
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  if (why.empty()) return true;
+  EndThread();
+  if (gone_.empty() && child_ > 0) {  // else it serves others
+    kill(-child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  } else {
+    ReapTemplates(child_);
   }
-  Wake();
-  thread_.join();
-  waitpid(pid_, nullptr, 0);
-  throw StartError(why);
+  if (!again) throw StartError(why);
+  const std::lock_guard lock(mutex_);
+  stop_ = false;
+  gone_.clear();
+  return false;
 }
 
 ForkServer::~ForkServer() {
@@ -433,11 +446,19 @@ ForkServer::~ForkServer() {
   {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, kEndLimit, [&] { return !gone_.empty(); })) kill(-pid_, SIGKILL);
+  }
+  EndThread();
+  if (child_ > 0 && !options_.shared) waitpid(child_, nullptr, 0);
+  ReapTemplates(child_);
+}
+
+void ForkServer::EndThread() {
+  {
+    const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   Wake();
   thread_.join();
-  if (gone_.empty()) waitpid(pid_, nullptr, 0);
 }
 
 void ForkServer::Wake() {
@@ -528,8 +549,24 @@ void ForkServer::TakeFrame(const Json& frame) {
 }
 
 void ForkServer::Gone() {
+  std::string how = "has ended";
+  bool ready = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ready = ready_.has_value();
+  }
+  // A shared one that was ready is no child of this process, but dies with its parent, which may be one.
+  // Before that it may be the parent's end, which cannot be waited for at once.
+  const auto limit = Clock::now() + (ready ? std::chrono::seconds(0) : kSharedEndLimit);
   int status = 0;
-  const std::string how = waitpid(pid_, &status, 0) == pid_ ? base::DescribeStatus(status) : "ended";
+  pid_t ended = 0;
+  while (child_ > 0 && (ended = waitpid(child_, &status, options_.shared ? WNOHANG : 0)) == 0 &&
+         Clock::now() < limit)
+    poll(nullptr, 0, kRetryMs);
+  if (child_ > 0 && ended == child_) {
+    how = base::DescribeStatus(status);
+    child_ = 0;
+  }
   const std::lock_guard lock(mutex_);
   gone_ = how;
   for (const auto& rank : ranks_) rank->Close("was killed, since the fork server " + how);
@@ -539,7 +576,7 @@ void ForkServer::Gone() {
 
 std::string ForkServer::VisibleDevices(BackendChoice backend, int ranks) {
   const bool on_host = backend == BackendChoice::kHost;
-  return "CUDA_VISIBLE_DEVICES=" + (on_host ? "" : NarrowDevices(std::getenv("CUDA_VISIBLE_DEVICES"), ranks));
+  return on_host ? "" : NarrowDevices(std::getenv("CUDA_VISIBLE_DEVICES"), ranks);
 }
 
 std::pair<UniqueFd, int> ForkServer::Listen(const std::string& host) {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/spawn.h"
 #include "base/unique_fd.h"
 #include "daemon/rank_process.h"
 #include "daemon/world.h"
@@ -81,14 +82,17 @@ class ForkServer : public RankServer {
   struct Options {
     std::string python;
     std::vector<std::string> preload;
-    std::vector<std::string> environment;             // "NAME=value", beside this process's
+    std::string devices;                              // CUDA_VISIBLE_DEVICES of the ranks
     std::size_t most_output = std::size_t{64} << 20;  // bytes of a rank and case
+    // Forked by a process that has imported the modules for all daemons of this process's parent with the
+    // same interpreter, modules and environment: the first of them starts it, and it ends with the last.
+    bool shared = false;
   };
-  // What its environment says of GPUs: as many as there are ranks, and none on the host.
+  // As many as there are ranks, and none on the host.
   static std::string VisibleDevices(BackendChoice backend, int ranks);
 
   // Starts it and waits until it is ready. Throws StartError. The thread that calls this must live until
-  // then: the server dies with it.
+  // then: the server dies with it, or what forks it.
   ForkServer(Options options, Clock::time_point deadline);
   ~ForkServer() override;  // ends all ranks, and what they have started
   ForkServer(const ForkServer&) = delete;
@@ -113,6 +117,9 @@ class ForkServer : public RankServer {
   Look LookAt(RankProcess& rank, bool stacks, Clock::time_point limit) override;
 
  private:
+  // One try. False: what was to fork it has ended, and another one can be started. Throws StartError.
+  bool Start(const base::SpawnCommand& command, Clock::time_point deadline);
+  void EndThread();
   void Loop();
   void Send(const protocol::Json& frame, const std::vector<int>& descriptors = {});
   void TakeFrame(const protocol::Json& frame);
@@ -124,6 +131,7 @@ class ForkServer : public RankServer {
   const Options options_;
   ForkServerInfo info_;
   pid_t pid_ = -1;
+  pid_t child_ = 0;  // to be reaped: the same, or what forks it; 0: that is another daemon's
   base::UniqueFd socket_, wake_;
   protocol::LineReader lines_;
   std::mutex mutex_;

@@ -216,7 +216,8 @@ class Daemon {
     const ForkServer::Options server{
         .python = options.python,
         .preload = options_.preload,
-        .environment = {ForkServer::VisibleDevices(options_.backend, options_.world_size)}};
+        .devices = ForkServer::VisibleDevices(options_.backend, options_.world_size),
+        .shared = true};
     options.start = [server](Clock::time_point deadline) {
       return std::make_shared<ForkServer>(server, deadline);
     };

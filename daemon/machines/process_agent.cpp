@@ -70,7 +70,7 @@ void ProcessAgent::Start(const Json& job, Json& answer) {
   auto server = std::make_shared<ForkServer>(
       ForkServer::Options{.python = FindPython(job.at("python").get<std::string>()),
                           .preload = job.at("preload").get<std::vector<std::string>>(),
-                          .environment = {ForkServer::VisibleDevices(backend_, place_.ranks)}},
+                          .devices = ForkServer::VisibleDevices(backend_, place_.ranks)},
       LimitOf(job));
   const ForkServerInfo& info = server->info();
   answer["python"] = info.python;

@@ -634,7 +634,7 @@ int main(int argc, char** argv) {
         answer["devices"].push_back({{"rank", rank},
                                      {"name", "cpu"},
                                      {"ordinal", -1},
-                                     {"uuid", ""},
+                                     {"uuid", start.rfind("GPU-", 0) == 0 ? start : ""},
                                      {"capability", ""},
                                      {"total_bytes", 0}});
       if (start == "sampling" || start == "only_p2p")

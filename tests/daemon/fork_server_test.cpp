@@ -2,6 +2,7 @@
 #include "daemon/fork_server.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <thread>
@@ -22,12 +23,20 @@ using Clock = RankProcess::Clock;
 
 Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(60); }  // a backstop
 
-ForkServer::Options WithPython(std::vector<std::string> preload = {}) {
+ForkServer::Options WithPython(bool shared, std::vector<std::string> preload = {}) {
   return {.python = daemon::FindPython("python3"),
           .preload = std::move(preload),
-          .environment = {},
-          .most_output = 1 << 16};
+          .devices = {},
+          .most_output = 1 << 16,
+          .shared = shared};
 }
+
+pid_t ParentOf(pid_t pid) {
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), stat);
+  return std::stoi(stat.substr(stat.rfind(") ") + 4));
+}
+pid_t PidOf(const Json& ready) { return ready.at("pid").get<pid_t>(); }
 
 // A file with the functions, and what loads one of them.
 struct Cases {
@@ -62,6 +71,7 @@ bool Eventually(Holds holds) {
 }
 
 TEST_CASE("Python ranks run, are where they say, write lines, and are replaced") {
+  const bool shared = GENERATE(false, true);
   const Cases cases(
       "import os, sys, time\n"
       "def value(world): return world.rank\n"
@@ -79,7 +89,7 @@ TEST_CASE("Python ranks run, are where they say, write lines, and are replaced")
   std::thread([] {}).join();  // ThreadSanitizer has a thread of its own from the first one on
   const auto before = daemon::OwnUsage();
   {
-    ForkServer server(WithPython(), Soon());
+    ForkServer server(WithPython(shared), Soon());
     CHECK(server.info().python.starts_with("3."));
     auto world = server.Fork(2, "auto", Soon());
     REQUIRE(world.ranks.size() == 2);
@@ -126,30 +136,63 @@ TEST_CASE("Python ranks run, are where they say, write lines, and are replaced")
 }
 
 TEST_CASE("the end of a fork server ends its Python ranks") {
-  ForkServer server(WithPython(), Soon());
+  const bool shared = GENERATE(false, true);
+  ForkServer server(WithPython(shared), Soon());
   const auto world = server.Fork(2, "none", Soon());
-  std::string stat;
-  std::getline(std::ifstream("/proc/" + std::to_string(world.ready[0].at("pid").get<pid_t>()) + "/stat"),
-               stat);
-  const int parent = std::stoi(stat.substr(stat.rfind(") ") + 4));
-  kill(parent, SIGKILL);
+  kill(ParentOf(PidOf(world.ready[0])), SIGKILL);
+  const std::string how = shared ? "the fork server has ended" : "the fork server was killed by signal 9";
   for (const auto& rank : world.ranks) {
     CHECK(rank->WaitEnd(Soon()));
-    CHECK_THAT(rank->End().value_or(""), ContainsSubstring("the fork server was killed by signal 9"));
+    CHECK_THAT(rank->End().value_or(""), ContainsSubstring(how));
   }
-  CHECK_THAT(server.Changed(Soon()).front(), ContainsSubstring("the fork server was killed"));
-  CHECK_THROWS_WITH(server.Fork(1, "none", Soon()), ContainsSubstring("the fork server was killed"));
+  CHECK_THAT(server.Changed(Soon()).front(), ContainsSubstring(how));
+  CHECK_THROWS_WITH(server.Fork(1, "none", Soon()), ContainsSubstring(how));
+}
+
+TEST_CASE("fork servers that are shared have one parent, which ends with the last") {
+  const auto before = daemon::OwnUsage();
+  pid_t parent = 0;
+  {
+    auto first = std::make_unique<ForkServer>(WithPython(true), Soon());
+    const auto ranks = first->Fork(1, "none", Soon());
+    parent = ParentOf(ParentOf(PidOf(ranks.ready[0])));
+    CHECK(ParentOf(parent) == getpid());
+    ForkServer second(WithPython(true), Soon());
+    auto world = second.Fork(2, "none", Soon());
+    CHECK(ParentOf(ParentOf(PidOf(world.ready[1]))) == parent);
+    auto other = WithPython(true);
+    other.devices = "0";  // seen by the ranks alone, and hidden from what is imported where there are none
+    ForkServer elsewhere(other, Soon());
+    const auto devices = elsewhere.Fork(1, "none", Soon());
+    CHECK(ParentOf(ParentOf(PidOf(devices.ready[0]))) != parent);
+    first.reset();
+    CHECK(ranks.ranks[0]->WaitEnd(Soon()));
+    CHECK(kill(parent, 0) == 0);
+    CHECK_FALSE(world.ranks[0]->End());
+    CHECK(second.KillAll(world.ranks, Soon()));
+    world = second.Fork(1, "none", Soon());
+    kill(parent, SIGKILL);
+    CHECK(world.ranks[0]->WaitEnd(Soon()));
+    ForkServer third(WithPython(true), Soon());
+    const auto again = third.Fork(1, "none", Soon());
+    CHECK(ParentOf(ParentOf(PidOf(again.ready[0]))) != parent);
+  }
+  CHECK(daemon::OwnUsage().fds == before.fds);
+  CHECK(daemon::OwnUsage().threads == before.threads);
 }
 
 TEST_CASE("a Python that cannot be used is named") {
+  const bool shared = GENERATE(false, true);
   CHECK_THROWS_WITH(daemon::FindPython("/nonexistent/python"),
                     ContainsSubstring("/nonexistent/python is no program"));
   CHECK_THROWS_WITH(daemon::FindPython("no_such_python"),
                     ContainsSubstring("no program no_such_python on PATH"));
-  CHECK_THROWS_WITH(ForkServer({.python = "/bin/false", .preload = {}, .environment = {}}, Soon()),
-                    ContainsSubstring("/bin/false exited with code 1 before it was ready"));
-  CHECK_THROWS_WITH(ForkServer(WithPython({"no_such_module"}), Soon()), ContainsSubstring("no_such_module"));
-  ForkServer server(WithPython(), Soon());
+  CHECK_THROWS_WITH(
+      ForkServer({.python = "/bin/false", .preload = {}, .devices = {}, .shared = shared}, Soon()),
+      ContainsSubstring("/bin/false exited with code 1 before it was ready"));
+  CHECK_THROWS_WITH(ForkServer(WithPython(shared, {"no_such_module"}), Soon()),
+                    ContainsSubstring("no_such_module"));
+  ForkServer server(WithPython(shared), Soon());
   CHECK_THROWS_WITH(server.Fork(1, "nccl", Soon()), ContainsSubstring("rank 0 could not start"));
   CHECK(server.Fork(1, "none", Soon()).ranks.size() == 1);
 }

@@ -9,6 +9,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 import pytest
 
+from . import __all__ as cppool_names
 from ._pool import Pool, PoolError, Pools
 from ._pytest_ranks import RanksPlugin, parametrize
 from ._result import Result, attempts
@@ -140,6 +141,12 @@ class CppoolFixture(Pools):
 
     def _make(self, world_size: int) -> Pool:
         return _Pool(self, world_size, **self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        """In a test that has the fixture its name means this object, and not the module that its file has imported."""
+        if name in cppool_names:
+            raise AttributeError(f"the fixture cppool, which has no {name}, hides the module cppool in this test: write `from cppool import {name}`")
+        raise AttributeError(f"the fixture cppool has no {name!r}")
 
     def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, world_size: Optional[int] = None, **options: Any) -> Result:
         """Runs a case and returns its Result when it passed. Skips the test when it was skipped, and fails it otherwise.

@@ -273,6 +273,26 @@ def test_flaky_results_of_workers(suite, monkeypatch):
     result.stdout.fnmatch_lines(["*= cppool: 3 flaky =*"])
 
 
+def test_the_fixture_and_the_module_in_one_test(suite):
+    result = suite(fake(), """
+        import cppool, pytest
+        from cppool import PoolError
+        pids = []
+        def test_first(cppool):
+            pids.append(cppool.at(2).hello()["pid"])
+        def test_both(cppool):
+            with pytest.raises(cppool.PoolError):
+                pass
+        def test_neither(cppool):
+            cppool.rum({"do": "pass"})
+        def test_goes_on(cppool):
+            assert cppool.run({"do": "pass"}).ok and pids == [cppool.at(2).hello()["pid"]] and not hasattr(cppool, "PoolError")""")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["E*AttributeError: the fixture cppool, which has no PoolError, hides the module cppool in this test: "
+                                 "write `from cppool import PoolError`", "test_the_fixture_and_the_module_in_one_test.py:7: AttributeError",
+                                 "E*AttributeError: the fixture cppool has no 'rum'"])
+
+
 def test_start_counts_as_setup(suite):
     result = suite(fake(), """
         import pytest, time

@@ -1,4 +1,5 @@
 """Cases in Python through the daemon: `Pool.call`, `cppool.call`, the protocol over a pipe. The Python half is tested in ranks_test.py."""
+import contextlib
 import json
 import os
 import pathlib
@@ -300,6 +301,59 @@ def test_call(tmp_path):
         cppool.call(function("skips"))
 
 
+STAND_IN = """
+import os, sys
+sys.modules["_cppool_ranks"].rank.Rank.device = lambda rank: {
+    "name": "stand-in", "uuid": os.environ["CPPOOL_STAND_IN"], "ordinal": 0, "capability": "9.0", "total_bytes": 1 << 30}
+"""
+HOLDS = """
+import os, time
+def holds(world, folder, until):
+    if world.rank == 0:
+        os.close(os.open(f"{folder}/in_use", os.O_CREAT | os.O_EXCL))
+        while not os.path.exists(until):
+            time.sleep(0.005)
+        os.remove(f"{folder}/in_use")
+"""
+
+
+def test_runs_of_one_session_that_share_gpus_go_in_turn(tmp_path):
+    """Pools of both kinds and of several world sizes, whose daemons name the same device: a run that is not alone on it fails."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (tmp_path / "case.py").write_text(HOLDS)
+    gpu, until = tmp_path / "gpu", tmp_path / "until"
+    gpu.mkdir()
+    (gpu / "of the fake daemon").touch()  # which fails beside another file
+    with support.serving(tmp_path) as socket:
+        def processes(uuid, size):
+            return cppool.Pool(size, python=True, preload=["stand_in"], backend="host", attach=socket, start_limit=60.0,
+                               environment={"PYTHONPATH": str(tmp_path), "CPPOOL_STAND_IN": uuid})
+
+        def works():
+            listed = subprocess.run([os.path.join(BUILD, "bin", "cppool"), "ps", "--json", "--socket", socket], stdout=subprocess.PIPE, check=True)
+            return [(pool["running"] is not None, len(pool["waiting"])) for pool in json.loads(listed.stdout)["pools"]]
+
+        hold, results = (f"{tmp_path}/case.py:holds", {"folder": str(gpu), "until": str(until)}), {}
+        with processes("GPU-a", 1) as first, processes("GPU-a", 2) as second, processes("GPU-b", 1) as elsewhere, \
+                support.fake_pool(attach=socket, arguments=["--start", "GPU-a"]) as of_threads:
+            assert [pool.hello()["devices"][0]["uuid"] for pool in (first, second, of_threads, elsewhere)] == ["GPU-a"] * 3 + ["GPU-b"]
+            threads = [threading.Thread(target=lambda name=name, run=run: results.update({name: run()})) for name, run in {
+                "first": lambda: first.call(*hold),
+                "second": lambda: second.call(*hold),
+                "threads": lambda: of_threads.run({"do": "alone", "folder": str(gpu)})}.items()]
+            threads[0].start()
+            assert eventually(lambda: (gpu / "in_use").exists())
+            for thread in threads[1:]:
+                thread.start()
+            assert eventually(lambda: sorted(works()) == [(False, 0), (False, 1), (False, 1), (True, 0)]), works()
+            assert elsewhere.call(function("passes")).ok  # on another device
+            assert not results and sorted(works()) == [(False, 0), (False, 1), (False, 1), (True, 0)]
+            until.touch()
+            for thread in threads:
+                thread.join()
+    assert all(result.ok for result in results.values()), [result.describe() for result in results.values()]
+
+
 def test_preload_is_imported_once(tmp_path):
     (tmp_path / "slow_module.py").write_text("import os\nimported_by = os.getpid()\n")
     (tmp_path / "case.py").write_text("import os, slow_module\ndef who(): return slow_module.imported_by, os.getpid()\n")
@@ -309,28 +363,131 @@ def test_preload_is_imported_once(tmp_path):
         assert values[0][0] == values[1][0] and values[0][0] not in (values[0][1], values[1][1])
 
 
-@pytest.mark.parametrize("way", ["stdin", "SIGKILL", "server"])
+SHARED = """
+import os, subprocess, time
+with open(os.environ["IMPORTS"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+def place(world): return os.getppid(), os.environ["CUDA_VISIBLE_DEVICES"], world.size
+def orphan(world, folder):
+    pid = subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+    with open(f"{folder}/new{world.rank}", "w") as file:
+        file.write(str(pid))
+    os.rename(f"{folder}/new{world.rank}", f"{folder}/orphan{world.rank}")
+    time.sleep(1000)
+"""
+
+
+class Sharing:
+    """Pools of several world sizes of this process, whose module notes each import."""
+
+    def __init__(self, folder):
+        self.folder, self.imports = folder, folder / "imports"
+        (folder / "shared_module.py").write_text(SHARED)
+        self.case = f"{folder}/case.py:place"
+        (folder / "case.py").write_text("from shared_module import orphan, place\n")
+        self.pools = self.make()
+
+    def make(self, **environment):
+        return cppool.Pools(python=True, preload=["shared_module"], start_limit=60.0,
+                            environment={"PYTHONPATH": str(self.folder), "IMPORTS": str(self.imports), "CUDA_VISIBLE_DEVICES": "", **environment})
+
+    def imported_by(self):
+        return [int(line) for line in self.imports.read_text().split()]
+
+    def server(self, size, pools=None):
+        result = (pools or self.pools).call(self.case, world_size=size)
+        assert result.ok and [rank.extra["value"][1:] for rank in result.ranks] == [["", size]] * size, result.describe()
+        return result.ranks[0].extra["value"][0]
+
+
+@pytest.fixture
+def sharing(tmp_path):
+    sharing = Sharing(tmp_path)
+    with sharing.pools:
+        yield sharing
+    assert eventually(lambda: not any(map(is_running, sharing.imported_by())))
+
+
+def test_pools_of_several_world_sizes_import_once(sharing):
+    sizes, found = (1, 2, 4), {}
+    threads = [threading.Thread(target=lambda size=size: found.update({size: sharing.server(size)})) for size in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    template, = sharing.imported_by()
+    assert sorted(children_of(template)) == sorted(found.values()) and len(set(found.values())) == 3
+    # The daemon that has started it ends, and a pool with another environment comes.
+    first, = [size for size in sizes if template in children_of(sharing.pools.at(size).hello()["pid"])]
+    sharing.pools.at(first).stop()
+    assert eventually(lambda: not is_running(found[first])) and is_running(template)
+    assert {size: sharing.server(size) for size in sizes if size != first} == {size: found[size] for size in sizes if size != first}
+    with sharing.make(OTHER="1") as others:
+        assert sharing.server(1, others) not in children_of(template) and len(sharing.imported_by()) == 2
+    assert sharing.server(first) in children_of(template) and sharing.imported_by()[0] == template
+    # Changed files are imported anew by what is started since, and by nothing else.
+    (sharing.folder / "shared_module.py").write_text(SHARED + "changed = True\n")
+    sharing.pools.at(first).stop()
+    assert sharing.server(first) in children_of(sharing.imported_by()[-1]) and len(sharing.imported_by()) == 3
+    assert all(sharing.server(size) == found[size] for size in sizes if size != first)
+
+
+@pytest.mark.parametrize("killed", ["template", "server", "daemon", "daemon and server", "all"])
+def test_pools_that_share_go_on_whatever_is_killed(sharing, killed):
+    servers = {size: sharing.server(size) for size in (2, 1)}
+    daemons = {size: sharing.pools.at(size).hello()["pid"] for size in (2, 1)}
+    template, = sharing.imported_by()
+    ranks = [rank for server in servers.values() for rank in children_of(server)]
+    left = [sharing.folder / f"orphan{rank}" for rank in range(2)]
+
+    def leave():
+        with contextlib.suppress(cppool.PoolError):
+            assert not sharing.pools.call(sharing.case.replace("place", "orphan"), {"folder": str(sharing.folder)}, world_size=2, verdict=False).ok
+
+    caller = threading.Thread(target=leave)
+    caller.start()
+    assert eventually(lambda: all(file.exists() for file in left))
+    orphans = [int(file.read_text()) for file in left]
+    assert all(map(is_running, orphans))
+    for pid in {"template": [template], "server": [servers[2]], "daemon": [daemons[2]], "daemon and server": [daemons[2], servers[2]],
+                "all": [daemons[2], servers[2], template]}[killed]:
+        os.kill(pid, signal.SIGKILL)
+    template_too = killed in ("template", "all")
+    assert eventually(lambda: not any(map(is_running, ranks if template_too else ranks[:2]))) and len(ranks) == 3
+    if not template_too:  # else by the next one
+        assert eventually(lambda: not any(map(is_running, orphans)))
+    caller.join()
+    for size in (1, 2):
+        assert (sharing.server(size) == servers[size]) == (size == 1 and not template_too)
+    assert len(sharing.imported_by()) == 1 + template_too
+    assert not any(map(is_running, orphans))
+    assert {size: sharing.pools.at(size).hello()["pid"] == daemons[size] for size in (1, 2)} == {1: True, 2: killed in ("template", "server")}
+
+
+@pytest.mark.parametrize("way", ["stdin", "SIGKILL", "server", "template"])
 def test_nothing_outlives_the_daemon(way, tmp_path):
     command = [os.path.join(BUILD, "bin", "cppoold"), "--world-size", "2", "--python", sys.executable, "--backend", "host", "--sentinel", ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
         daemon.stdin.write(b'{"op": "hello"}\n')
         daemon.stdin.flush()
         daemon.stdout.readline()
-        server, = children_of(daemon.pid)
+        template, = children_of(daemon.pid)
+        server, = children_of(template)
         ranks = children_of(server)
         assert len(ranks) == 2
-        if way == "server":  # the next run starts another one
-            os.kill(server, 9)
-            assert eventually(lambda: not any(map(is_running, ranks)))
+        if way in ("server", "template"):  # the next run starts another one
+            os.kill({"server": server, "template": template}[way], 9)
+            assert eventually(lambda: not any(map(is_running, [template, server, *ranks])))  # the template has no other daemon
             daemon.stdin.write(json.dumps({"op": "run", "python": {"function": function("passes")}}).encode() + b"\n")
             daemon.stdin.flush()
             answers = [json.loads(daemon.stdout.readline())]
             assert answers[0]["ok"] and "before the case" in answers[0]["replaced"], answers
+            template, = children_of(daemon.pid)
         if way == "SIGKILL":
             daemon.kill()
         daemon.stdin.close()
         daemon.wait()
-        assert eventually(lambda: not any(map(is_running, [server, *ranks])))
+        assert eventually(lambda: not any(map(is_running, [template, server, *ranks])))
 
 
 def test_many_cases_leave_nothing(pool):
@@ -356,7 +513,7 @@ def test_two_thousand_cases_with_faults(pool, tmp_path):
     kinds = ["exception", "assertion", "exit", "_exit", "abort", "segmentation fault", "orphan", "setsid orphan", "thread"]
     hello = pool.hello()
     daemon, agents = hello["pid"], [node["pid"] for node in hello.get("nodes", ())]
-    servers = [pid for parent in agents or [daemon] for pid in children_of(parent) if "_ranks" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()]
+    servers = sorted({rank.extra["value"] for rank in pool.call(function("server")).ranks})
     assert len(servers) == len(agents or [daemon])
 
     def run(cases):

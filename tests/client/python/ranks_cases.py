@@ -21,6 +21,11 @@ def passes(world, text="hello"):
     return world.rank
 
 
+def server():
+    """The process that forked this rank."""
+    return os.getppid()
+
+
 def takes_no_world(a, b=2):
     return a + b
 

@@ -139,6 +139,41 @@ def test_options_and_plugins_reach_the_ranks(tmp_path, monkeypatch, where):
     assert {name: outcome(case) for name, case in cases.items()} == {"test_it": "passed", "test_expected": "failure"}, output
 
 
+POOLS_ON_RANKS = """
+import os, cppool, pytest
+
+@pytest.fixture
+def of_user(cppool): return cppool
+
+@cppool.ranks(2)
+def test_before(world):
+    with open(f"rank{world.rank}", "w") as file:
+        file.write(str(os.getppid()))
+
+@cppool.ranks(2)
+def test_fixture(cppool): cppool.run()
+
+@cppool.ranks(2)
+def test_through_a_fixture(world, of_user): pass
+
+@cppool.ranks(2)
+def test_after(world):
+    with open(f"rank{world.rank}") as file:
+        assert file.read() == str(os.getppid())  # the fork server is that of the same daemon
+"""
+
+
+def test_the_fixture_of_pools_and_the_module_in_one_test(tmp_path):
+    """`cppool` is the module in the mark, and the fixture among the arguments."""
+    cases, output = run(tmp_path, text=POOLS_ON_RANKS)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_before[W2]": "passed", "test_fixture[W2]": "error",
+                                                                     "test_through_a_fixture[W2]": "error", "test_after[W2]": "passed"}, output
+    for name, line in (("test_fixture[W2]", 12), ("test_through_a_fixture[W2]", 15)):
+        text = cases[name].find("error").text
+        assert "the fixture cppool is for tests that ask a pool" in text and "use the fixture world" in text
+        assert f"test_of_user.py:{line}: " in text, text
+
+
 def test_selection_and_first_failure(tmp_path):
     cases, output = run(tmp_path, "-k", "one_rank or others_wait", "-x")
     assert list(cases) == ["test_one_rank_fails[W2]"] and "stopping after 1 failures" in output

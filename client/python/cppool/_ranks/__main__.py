@@ -1,4 +1,5 @@
-"""The fork server of Python ranks: `PYTHON FOLDER [--preload a,b]`, with a socket to the daemon as fd 0. README.md has the frames."""
+"""The fork server of Python ranks: `PYTHON FOLDER [--preload a,b]`, with a socket to the daemon as fd 0, or one that listens for several daemons.
+README.md has the frames."""
 import contextlib
 import ctypes
 import gc
@@ -21,7 +22,7 @@ from _cppool_ranks import code, rank  # noqa: E402
 from _cppool_ranks.frames import BrokenFrame, Channel  # noqa: E402
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-MARK = "CPPOOL_RANKS_OF"  # in the environment: the daemon that all of this is for
+MARK = "CPPOOL_RANKS_OF"  # in the environment: the process that all of this ends with
 # One thread each, since none survives a fork; libgomp hangs in the child after a parallel region in the parent. Ranks get the user's back.
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 DEFAULTS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
@@ -44,7 +45,9 @@ def file_text(path):
 
 
 def start_time(pid):
-    return file_text(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[19:20]
+    """Empty: it has ended, though it may not have been reaped."""
+    fields = file_text(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    return [] if fields[:1] in ([b"Z"], [b"X"]) else fields[19:20]
 
 
 def namespace_of(pid):
@@ -92,18 +95,127 @@ def remove_shared_memory(pid, port, since):
             pass
 
 
-class Server:
-    def __init__(self, channel, deferred, user_threads):
-        self.channel, self.deferred = channel, deferred
-        self.pid, self.user_threads = os.getpid(), user_threads
-        self.ranks = {}  # pid -> (rank, port, when it was forked)
-        self.files = {}  # of preloaded modules -> what identifies their content
+class Parent:
+    """Of processes that it forks: what else becomes its child has been left behind, and is killed."""
 
-    def remember_files(self):
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if isinstance(path, str):
-                self.files[path] = code.signature(path)
+    def __init__(self, files):
+        self.pid, self.children = os.getpid(), {}
+        self.files = files  # of preloaded modules -> what identifies their content
+
+    def watch(self, connection):
+        """A poll for the connection, and for `wake`, which is readable when a child has ended."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.wake, self.wake_end = socket.socketpair()
+        for own in (self.wake, self.wake_end):
+            own.setblocking(False)
+        signal.set_wakeup_fd(self.wake_end.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        for each in (self.wake, connection):
+            poll.register(each, select.POLLIN)
+        return poll
+
+    def unwatch(self):
+        """In a child."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for own in (self.wake, self.wake_end):
+            own.close()
+
+    def changed(self):
+        return sorted(path for path, known in self.files.items() if code.signature(path) != known)
+
+    def kill_strays(self):
+        """A rank adopts what its children leave behind, a fork server what a dead rank does, and the first process what a dead fork server does."""
+        killed, limit = set(), time.monotonic() + 1  # a process in an uninterruptible call cannot be waited for
+        while time.monotonic() < limit:
+            children = {int(child) for child in file_text(f"/proc/self/task/{self.pid}/children").split()} - set(self.children)
+            alive = False
+            for child in children:
+                try:
+                    os.kill(child, signal.SIGKILL)
+                    killed.add(child)
+                    alive |= os.waitpid(child, os.WNOHANG)[0] == 0
+                except (ProcessLookupError, ChildProcessError):
+                    pass
+            if not children:
+                break
+            if alive:
+                time.sleep(0.0005)
+        return len(killed)
+
+
+class Template(Parent):
+    """Has imported the modules, and forks a fork server for each daemon that connects. Ends with the last of them; they die with it."""
+
+    def serve(self, listener):
+        """Returns a daemon's connection, in the fork server for it."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for own in (1, 2):  # were the first daemon's, whose reader waits for their end
+            os.dup2(null, own)
+        os.close(null)
+        poll = self.watch(listener)
+        while True:
+            poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                self.wake.recv(4096)
+            self.reap()
+            while listener is not None:
+                try:
+                    connection, _ = listener.accept()
+                except BlockingIOError:
+                    break
+                if self.changed():  # the daemon starts another one, under the same name
+                    poll.unregister(listener)
+                    listener.close()
+                    listener = None
+                elif self.fork(connection, listener):
+                    return connection
+                connection.close()
+            if not self.children:
+                os._exit(0)
+
+    def fork(self, connection, listener):
+        """True: in the child."""
+        pid = os.fork()
+        if pid != 0:
+            self.children[pid] = None
+            return False
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.pid:
+            os._exit(1)
+        os.setpgid(0, 0)  # the daemon kills it by its group
+        self.unwatch()
+        listener.close()
+        return True
+
+    def reap(self):
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if self.children.pop(pid, self) is None:
+                    self.kill_strays()
+
+
+class Server(Parent):
+    """children: pid -> (rank, port, when it was forked)"""
+
+    def __init__(self, channel, files, deferred, user_threads):
+        super().__init__(files)
+        self.channel, self.deferred, self.user_threads = channel, deferred, user_threads
+
+    def begin(self, devices):
+        """As the daemon would have started it: where it writes, and the devices that its ranks see."""
+        descriptor = self.channel.descriptors.popleft()
+        for own in (1, 2):
+            os.dup2(descriptor, own)
+        os.close(descriptor)
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        count = getattr(sys.modules.get("torch.cuda"), "device_count", None)
+        if hasattr(count, "cache_clear"):  # before torch 2.3
+            count.cache_clear()
 
     def fork(self, frame):
         count = 5 if frame["rank"] == 0 else 4
@@ -116,7 +228,7 @@ class Server:
         else:
             if pid == 0:
                 self.become_rank(frame, descriptors)
-            self.ranks[pid] = (frame["rank"], frame["port"], time.time())
+            self.children[pid] = (frame["rank"], frame["port"], time.time())
             self.channel.send("forked", rank=frame["rank"], pid=pid)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -129,16 +241,10 @@ class Server:
                 os._exit(1)  # the server had died before
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.unwatch()
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write("500")  # rather than the daemon or the shell
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, 0)
-            os.close(null)
             self.channel.socket.close()
-            for own in (self.wake, self.wake_end):
-                own.close()
             rank.Rank(frame, descriptors, self.deferred, self.user_threads).main()
         except BaseException:
             traceback.print_exc()
@@ -146,7 +252,7 @@ class Server:
             os._exit(1)  # an ordinary exit would run what modules have registered in the server
 
     def kill(self, pid, number):
-        if pid in self.ranks:
+        if pid in self.children:
             try:
                 os.kill(pid, number)
                 if number == signal.SIGKILL:
@@ -162,51 +268,25 @@ class Server:
                 return
             if pid == 0:
                 return
-            if pid in self.ranks:
-                number, port, since = self.ranks.pop(pid)
+            if pid in self.children:
+                number, port, since = self.children.pop(pid)
                 killed = self.kill_strays()
                 remove_shared_memory(pid, port, since)
                 self.channel.send("ended", rank=number, pid=pid, status=status, killed=killed)
 
-    def kill_strays(self):
-        """A rank adopts what its children leave behind, and this server what a dead rank does: whatever else is a child of it is killed."""
-        killed, limit = set(), time.monotonic() + 1  # a process in an uninterruptible call cannot be waited for
-        while time.monotonic() < limit:
-            children = {int(child) for child in file_text(f"/proc/self/task/{self.pid}/children").split()} - set(self.ranks)
-            alive = False
-            for child in children:
-                try:
-                    os.kill(child, signal.SIGKILL)
-                    killed.add(child)
-                    alive |= os.waitpid(child, os.WNOHANG)[0] == 0
-                except (ProcessLookupError, ChildProcessError):
-                    pass
-            if not children:
-                break
-            if alive:
-                time.sleep(0.0005)
-        return len(killed)
-
     def end(self):
         """Ends all ranks and this process."""
-        for pid in list(self.ranks):
+        for pid in list(self.children):
             self.kill(pid, signal.SIGKILL)
-        for pid, (_, port, since) in self.ranks.items():
+        for pid, (_, port, since) in self.children.items():
             os.waitpid(pid, 0)
             remove_shared_memory(pid, port, since)
-        self.ranks.clear()
+        self.children.clear()
         self.kill_strays()
         os._exit(0)
 
     def serve(self):
-        self.wake, self.wake_end = socket.socketpair()
-        for own in (self.wake, self.wake_end):
-            own.setblocking(False)
-        signal.set_wakeup_fd(self.wake_end.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        poll = select.poll()
-        for each in (self.wake, self.channel.socket):
-            poll.register(each, select.POLLIN)
+        poll = self.watch(self.channel.socket)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self.wake.fileno() in ready:
@@ -224,23 +304,51 @@ class Server:
         elif frame["frame"] == "kill":
             self.kill(frame["pid"], frame["signal"])
         elif frame["frame"] == "check":
-            self.channel.send("checked", changed=sorted(path for path, known in self.files.items() if code.signature(path) != known)[:16])
+            self.channel.send("checked", changed=self.changed()[:16])
+        elif frame["frame"] == "begin":
+            self.begin(frame["devices"])
         else:
             raise BrokenFrame(f"unknown frame {frame['frame']!r:.80}")
+
+
+def files_of_modules():
+    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {path: code.signature(path) for path in paths if isinstance(path, str)}
+
+
+def fail(connection, listens, **members):
+    """Tells all daemons that wait why there is no fork server, and ends."""
+    while True:
+        try:
+            each = connection.accept()[0] if listens else connection
+        except BlockingIOError:
+            break
+        with contextlib.suppress(OSError):
+            Channel(each).send("ready", **members)
+        if not listens:
+            break
+    os._exit(2)
 
 
 def main(arguments):
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # until it reads fd 0, whose end it would not see before
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     sys.path.pop(0)  # this folder
+    connection = socket.socket(fileno=os.dup(0))
+    listens = bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    if listens:
+        connection.setblocking(False)
+        own = f"{os.getpid()}:{b''.join(start_time('self')).decode()}"
+        if os.environ.get(MARK) != own:  # it ends with this process, and not with the daemon that came first
+            os.execve(sys.executable, [sys.executable, FOLDER, *arguments], {**os.environ, MARK: own})
+    with open(os.devnull, "rb") as null:  # modules' helpers inherit fd 0, and none of the others
+        os.dup2(null.fileno(), 0)
     environment = dict(os.environ)
     options = {"--preload": [], "--defer": []}
     for name, value in zip(arguments[::2], arguments[1::2]):
         options[name] = [module for module in value.split(",") if module]
-    channel = Channel(socket.socket(fileno=0))
     if sys.version_info < (3, 9):
-        channel.send("ready", error=f"{sys.executable} is Python {sys.version.split()[0]}: ranks need 3.9 or later", module=None, traceback="")
-        os._exit(2)
+        fail(connection, listens, error=f"{sys.executable} is Python {sys.version.split()[0]}: ranks need 3.9 or later", module=None, traceback="")
     kill_abandoned()
     user_threads = {name: os.environ.get(name) for name in SINGLE}
     os.environ.pop("PYTEST_CURRENT_TEST", None)  # of a pytest that started the daemon
@@ -254,25 +362,27 @@ def main(arguments):
         try:
             importlib.import_module(module)
         except BaseException as error:
-            channel.send("ready", error=f"--preload {module}: it cannot be imported by {sys.executable}: {type(error).__name__}: {error}"[:8000],
-                         module=module, traceback=traceback.format_exc()[-64000:])
-            os._exit(2)
+            fail(connection, listens, error=f"--preload {module}: it cannot be imported by {sys.executable}: {type(error).__name__}: {error}"[:8000],
+                 module=module, traceback=traceback.format_exc()[-64000:])
         import_ms.append([module, round((time.perf_counter() - begin) * 1e3, 1)])
         why = unforkable()
         if why:
             log(f"{module} cannot be imported before the fork, since {why}; each rank imports it")
             defer = ",".join([*options["--defer"], f"{module}={why.replace(',', ';')}"])
+            os.dup2(connection.fileno(), 0)
             os.execve(sys.executable, [sys.executable, FOLDER, "--preload", ",".join(options["--preload"]), "--defer", defer], environment)
-    server = Server(channel, list(deferred), user_threads)
-    server.remember_files()
+    files = files_of_modules()
     gc.collect()
     gc.freeze()  # ranks then share this memory, and do not search it
     prctl(PR_SET_PDEATHSIG, 0)
-    torch = sys.modules.get("torch")
-    channel.send("ready", pid=server.pid, python=".".join(map(str, sys.version_info[:3])), torch=str(getattr(torch, "__version__", "")) or None,
-                 preloaded=[module for module in options["--preload"] if module not in deferred],
-                 deferred=[{"module": module, "why": why} for module, why in deferred.items()], import_ms=import_ms)
     try:
+        if listens:
+            connection = Template(files).serve(connection)
+        server = Server(Channel(connection), files, list(deferred), user_threads)
+        torch = sys.modules.get("torch")
+        server.channel.send("ready", pid=server.pid, python=".".join(map(str, sys.version_info[:3])), torch=str(getattr(torch, "__version__", "")) or None,
+                            preloaded=[module for module in options["--preload"] if module not in deferred],
+                            deferred=[{"module": module, "why": why} for module, why in deferred.items()], import_ms=import_ms)
         server.serve()
     except BrokenFrame as error:
         log(error)

@@ -73,9 +73,11 @@ class Items:
         """The ranks, seen from this one."""
         return self.world
 
-    @pytest.fixture(name="cppool")
-    def cppool_fixture(self):
-        pytest.fail("the fixture cppool is for tests that ask a pool; this one runs on the ranks themselves: use the fixture world", pytrace=False)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        if "cppool" in getattr(item, "fixturenames", ()):
+            pytest.fail(f"{item.path}:{item.location[1] + 1}: the fixture cppool is for tests that ask a pool; this one runs on the ranks themselves: "
+                        "use the fixture world", pytrace=False)
 
     def pytest_generate_tests(self, metafunc):
         """As cppool/_pytest_ranks.py does where the items are chosen."""
