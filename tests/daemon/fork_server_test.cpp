@@ -24,6 +24,8 @@ using Clock = RankProcess::Clock;
 Clock::time_point Soon() { return Clock::now() + std::chrono::seconds(60); }  // a backstop
 
 ForkServer::Options WithPython(bool shared, std::vector<std::string> preload = {}) {
+  // The environment decides who shares: not the tests that one ctest runs at once.
+  setenv("CPPOOL_TEST", std::to_string(getpid()).c_str(), 1);
   return {.python = daemon::FindPython("python3"),
           .preload = std::move(preload),
           .devices = {},
