@@ -15,7 +15,7 @@
 namespace cppool::kernels::cuda::sm90 {
 
 template <typename T, typename Config>
-class BackwardDimsConsumer : BackwardStep<T, Config> {
+class BackwardDimsConsumer : protected BackwardStep<T, Config> {
   using Step = BackwardStep<T, Config>;
   using Step::kDimQk, Step::kDimV, Step::kRows, Step::kTileKeys, Step::kColumns;
   using Step::p_, Step::shared_, Step::group_, Step::warp_row_, Step::tiles_, Step::rings_, Step::tile;
@@ -27,6 +27,7 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
       : Step(p, shared) {}
 
   __device__ __forceinline__ void Run() {
+    static_assert(kDqDims == 64);
     LeaveOperands();
     while (true) {
       ptx::Wait(shared_.FullTile(tiles_.stage), tiles_.parity);
@@ -128,10 +129,10 @@ class BackwardDimsConsumer : BackwardStep<T, Config> {
     }
   }
 
- private:
+ protected:
   // A warpgroup has so many dims. Those of dk and dq begin at DqParts::kApart boxes of 64 for the second one.
   static constexpr int kDkDims = 128, kDvDims = kDimV / 2, kDqDims = Config::kDqDims;
-  static_assert(kTileKeys == 64 && kRows == 64 && kDqDims == 64);
+  static_assert(kTileKeys == 64 && kRows == 64);
   enum Buffer { kP, kDsByKeys, kDsByQueries };  // [64][64] each
 
   // The operands in shared memory may be written when the products of both warpgroups have read those of the

@@ -37,8 +37,7 @@ class BackwardStep {
   };
 
   __device__ __forceinline__ const KeyTileInfo& tile() const { return shared_.control->tiles[tiles_.stage]; }
-  __device__ __forceinline__ const StepInfo& StepOf(
-      const StepRings<Config::kStages, Config::kDoutStages>& rings) const {
+  __device__ __forceinline__ const StepInfo& StepOf(const StepRingsOf<Config>& rings) const {
     return shared_.control->steps[rings.step()];
   }
   __device__ __forceinline__ int FirstKey() const { return Config::kSplitsDims ? 0 : group_ * 64; }
@@ -363,7 +362,7 @@ class BackwardStep {
   const int warp_row_;  // the warp's first row of the warpgroup's 64
   std::uint32_t dq_parity_ = 0;
   Ring<Config::kTileStages> tiles_;
-  StepRings<Config::kStages, Config::kDoutStages> rings_;  // of the step under way
+  StepRingsOf<Config> rings_;  // of the step under way
 };
 
 }  // namespace cppool::kernels::cuda::sm90
