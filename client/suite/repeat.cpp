@@ -5,6 +5,7 @@
 #include <locale>
 #include <sstream>
 #include <type_traits>
+#include <variant>
 
 #include "base/words.h"
 #include "client/src/daemon.h"

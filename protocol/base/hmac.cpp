@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
