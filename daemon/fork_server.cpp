@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -25,6 +24,7 @@
 #include <tuple>
 
 #include "base/poll_timeout.h"
+#include "base/words.h"
 #include "daemon/fork_template.h"
 #include "daemon/log.h"
 #include "daemon/process_frames.h"
@@ -46,7 +46,6 @@ constexpr std::size_t kTail = 4096, kLongestLine = 4096, kMostStacks = 64 << 10;
 constexpr std::size_t kMostAtOnce = 1 << 20;  // a pipe holds no more
 constexpr std::size_t kPageSize = 4096, kLongestStage = 256;
 constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5}, kSharedEndLimit{2};
-constexpr std::chrono::milliseconds kSignalLimit{150};
 constexpr std::chrono::milliseconds kQuiet{20};  // after the last stack of faulthandler
 constexpr int kStderrWaitMs = 1000;
 constexpr int kRetryMs = 2;
@@ -121,12 +120,6 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
     }
   }
   return true;
-}
-
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
-  return text;
 }
 
 // faulthandler of a rank writes the stacks of all threads. It interrupts system calls.
@@ -364,7 +357,6 @@ void ForkedRank::Close(std::string how) {
 
 ForkServer::ForkServer(Options options, Clock::time_point deadline)
     : options_(std::move(options)),
-      wake_(OrThrow(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       lines_(kMaxFrame) {
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
   const std::filesystem::path folder = program.parent_path().parent_path() / "share/cppool/_ranks";
@@ -373,7 +365,7 @@ ForkServer::ForkServer(Options options, Clock::time_point deadline)
                      ", where the installation has it");
   base::SpawnCommand command{options_.python, {folder.string()}, {}};
   if (!options_.preload.empty())
-    command.arguments.insert(command.arguments.end(), {"--preload", Joined(options_.preload)});
+    command.arguments.insert(command.arguments.end(), {"--preload", base::Join(options_.preload, ",")});
   if (!options_.shared || options_.devices.empty())
     command.environment.push_back(kDevices + options_.devices);
   ReapTemplates();
@@ -457,13 +449,8 @@ void ForkServer::EndThread() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  Wake();
+  wake_.Set();
   thread_.join();
-}
-
-void ForkServer::Wake() {
-  const std::uint64_t one = 1;
-  std::ignore = write(wake_.get(), &one, sizeof(one));
 }
 
 void ForkServer::Send(const Json& frame, const std::vector<int>& descriptors) {
@@ -481,17 +468,14 @@ void ForkServer::Loop() {
       ranks = ranks_;
     }
     const bool gone = !gone_.empty();  // written by this thread alone
-    std::vector<pollfd> fds = {{wake_.get(), POLLIN, 0}, {gone ? -1 : socket_.get(), POLLIN, 0}};
+    std::vector<pollfd> fds = {{wake_.fd(), POLLIN, 0}, {gone ? -1 : socket_.get(), POLLIN, 0}};
     for (const auto& rank : ranks) {
       fds.push_back({rank->at_end_ ? -1 : rank->socket_.get(), POLLIN, 0});
       fds.push_back({rank->output_.get(), POLLIN, 0});
       fds.push_back({rank->stacks_.get(), POLLIN, 0});
     }
     if (poll(fds.data(), fds.size(), -1) < 0) continue;
-    if (fds[0].revents) {
-      std::uint64_t wakes;
-      std::ignore = read(wake_.get(), &wakes, sizeof(wakes));
-    }
+    if (fds[0].revents) wake_.Clear();
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       if (fds[2 + 3 * i + 1].revents) ranks[i]->ReadOutput();
       if (fds[2 + 3 * i + 2].revents) ranks[i]->ReadStacks();
@@ -633,10 +617,10 @@ RankServer::Ranks ForkServer::Start(const Seats& seats) {
   try {
     for (int i = 0; i < seats.ranks; ++i) ranks.push_back(MakeRank(seats, seats.first + i));
   } catch (const std::system_error& error) {
-    Wake();
+    wake_.Set();
     Fail(ranks, seats.first + static_cast<int>(ranks.size()), error.what(), FailureKind::kInternal);
   }
-  Wake();
+  wake_.Set();
   return ranks;
 }
 

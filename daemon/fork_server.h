@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/event.h"
 #include "base/spawn.h"
 #include "base/unique_fd.h"
 #include "daemon/rank_process.h"
@@ -124,7 +125,6 @@ class ForkServer : public RankServer {
   void Send(const protocol::Json& frame, const std::vector<int>& descriptors = {});
   void TakeFrame(const protocol::Json& frame);
   void Gone();  // the server has ended
-  void Wake();
   std::shared_ptr<ForkedRank> MakeRank(const Seats& seats, int rank);
   void Kill(const ForkedRank& rank, int signal);  // other than SIGKILL: to the rank alone
 
@@ -132,7 +132,8 @@ class ForkServer : public RankServer {
   ForkServerInfo info_;
   pid_t pid_ = -1;
   pid_t child_ = 0;  // to be reaped: the same, or what forks it; 0: that is another daemon's
-  base::UniqueFd socket_, wake_;
+  base::UniqueFd socket_;
+  const base::Event wake_;
   protocol::LineReader lines_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -6,7 +6,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -46,14 +45,14 @@ std::string NameOf(const sockaddr_storage& address, socklen_t size) {
 }  // namespace
 
 FrameSocket::FrameSocket(base::UniqueFd socket)
-    : socket_(std::move(socket)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), lines_(kMostFrame) {
+    : socket_(std::move(socket)), lines_(kMostFrame) {
   const int on = 1;
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
 FrameSocket::~FrameSocket() {
   Shut();
-  eventfd_write(stop_.get(), 1);
+  stop_.Set();
   if (reader_.joinable()) reader_.join();
   if (beater_.joinable()) beater_.join();
 }
@@ -110,7 +109,7 @@ void FrameSocket::Read() {
 
 void FrameSocket::Beat() {
   pthread_setname_np(pthread_self(), "heartbeat");
-  pollfd stop = {stop_.get(), POLLIN, 0};
+  pollfd stop = {stop_.fd(), POLLIN, 0};
   while (poll(&stop, 1, static_cast<int>(std::chrono::milliseconds(kBeat).count())) == 0)
     if (!Send({{"frame", "beat"}})) return;
 }

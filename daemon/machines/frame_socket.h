@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "base/event.h"
 #include "base/unique_fd.h"
 #include "protocol/framing.h"
 #include "protocol/json_text.h"
@@ -49,7 +50,8 @@ class FrameSocket {
   void Beat();
   bool Append();  // false: at the end
 
-  base::UniqueFd socket_, stop_;
+  base::UniqueFd socket_;
+  const base::Event stop_;
   protocol::LineReader lines_;
   std::size_t unknown_ = 0;  // bytes that have come before Start
   Events events_;
