@@ -234,10 +234,20 @@ std::string Dispatcher::TimeoutAnswer() const {
 }
 
 void Dispatcher::Count(Status status) {
-  ++(status == Status::kPassed    ? counts_.passed
-     : status == Status::kFailed  ? counts_.failed
-     : status == Status::kSkipped ? counts_.skipped
-                                  : counts_.errors);
+  switch (status) {
+    case Status::kPassed:
+      ++counts_.passed;
+      break;
+    case Status::kFailed:
+      ++counts_.failed;
+      break;
+    case Status::kSkipped:
+      ++counts_.skipped;
+      break;
+    case Status::kError:
+      ++counts_.errors;
+      break;
+  }
 }
 
 Answer Dispatcher::FinishLoaded(Json response) const {

@@ -295,11 +295,13 @@ class Bench {
     if (!fresh) return known->second;
     doing_ = "on one GPU: " + cell.name;
     const auto nodes = runner_.worlds().at(cell.world_size).value("nodes", Json::array()).size();
-    if (nodes > 1)
-      for (Measurement& none : known->second = std::vector<Measurement>(libraries_.size()))
-        none.error = "one rank cannot be on " + std::to_string(nodes) + " nodes";
-    else
+    if (nodes > 1) {
+      Measurement none;
+      none.error = "one rank cannot be on " + std::to_string(nodes) + " nodes";
+      known->second.assign(libraries_.size(), none);
+    } else {
       known->second = measurer_.MeasureAlone(alone, libraries_);
+    }
     return known->second;
   }
 
