@@ -125,6 +125,16 @@ class Parent:
     def changed(self):
         return sorted(path for path, known in self.files.items() if code.signature(path) != known)
 
+    def ended(self):
+        """Reaps what has ended: of each child its pid, its status, and what is known of it."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self.children:
+                    yield pid, status, self.children.pop(pid)
+
     def kill_strays(self):
         """A rank adopts what its children leave behind, a fork server what a dead rank does, and the first process what a dead fork server does."""
         killed, limit = set(), time.monotonic() + 1  # a process in an uninterruptible call cannot be waited for
@@ -190,13 +200,8 @@ class Template(Parent):
         return True
 
     def reap(self):
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if self.children.pop(pid, self) is None:
-                    self.kill_strays()
+        for _ in self.ended():
+            self.kill_strays()
 
 
 class Server(Parent):
@@ -261,18 +266,10 @@ class Server(Parent):
                 pass  # it has not made its group yet
 
     def reap(self):
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self.children:
-                number, port, since = self.children.pop(pid)
-                killed = self.kill_strays()
-                remove_shared_memory(pid, port, since)
-                self.channel.send("ended", rank=number, pid=pid, status=status, killed=killed)
+        for pid, status, (number, port, since) in self.ended():
+            killed = self.kill_strays()
+            remove_shared_memory(pid, port, since)
+            self.channel.send("ended", rank=number, pid=pid, status=status, killed=killed)
 
     def end(self):
         """Ends all ranks and this process."""
