@@ -6,19 +6,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <system_error>
 #include <vector>
 
 #include "base/hmac.h"
+#include "daemon/process.h"
 #include "daemon/start_error.h"
 
 namespace cppool::daemon {
@@ -61,15 +59,6 @@ std::string SharedName(const base::SpawnCommand& command) {
 
 }  // namespace
 
-std::string StartTime(const std::string& pid) {
-  std::string text;
-  std::getline(std::ifstream("/proc/" + pid + "/stat"), text);
-  std::istringstream fields(text.substr(text.rfind(')') + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  return field;
-}
-
 std::pair<UniqueFd, pid_t> JoinTemplate(const base::SpawnCommand& command, Clock::time_point deadline) {
   sockaddr_un address{};  // abstract: it is gone with the socket, and there is one in a network namespace
   address.sun_family = AF_UNIX;
@@ -106,8 +95,7 @@ void ReapTemplates(pid_t more) {
   static std::vector<pid_t> children;
   const std::lock_guard lock(mutex);
   if (more > 0) children.push_back(more);
-  const auto ended = [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; };
-  children.erase(std::remove_if(children.begin(), children.end(), ended), children.end());
+  std::erase_if(children, [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; });
 }
 
 }  // namespace cppool::daemon

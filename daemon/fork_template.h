@@ -5,7 +5,6 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <string>
 #include <utility>
 
 #include "base/spawn.h"
@@ -22,8 +21,5 @@ std::pair<base::UniqueFd, pid_t> JoinTemplate(const base::SpawnCommand& command,
 // Those that this process has started end when no daemon needs them: reaps `more` (0: none) and those of
 // earlier calls that have. Thread-safe.
 void ReapTemplates(pid_t more = 0);
-
-// The start of a process in the kernel's ticks: field 22 of its stat. `pid`: a number, or "self".
-std::string StartTime(const std::string& pid);
 
 }  // namespace cppool::daemon

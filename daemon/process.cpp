@@ -42,20 +42,20 @@ pid_t ParentToWatch() {
   return parent;
 }
 
-double MillisecondsSinceSpawn() {
-  std::ifstream file("/proc/self/stat");
+std::string StartTime(const std::string& pid) {
   std::string stat;
-  std::getline(file, stat);
-  const auto name_end = stat.rfind(')');  // the name may hold spaces
-  if (name_end == std::string::npos) return -1;
-  std::istringstream fields(stat.substr(name_end + 1));
+  std::getline(std::ifstream("/proc/" + pid + "/stat"), stat);
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));  // the name before it may hold spaces
   std::string field;
-  for (int i = 3; i <= 22 && fields >> field;
-       ++i) {  // proc(5): starttime is the 22nd, in clock ticks since boot
-  }
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  return fields ? field : "";
+}
+
+double MillisecondsSinceSpawn() {
+  const std::string start = StartTime("self");
   timespec now{};
-  if (!fields || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return -1;
-  const double ticks = std::strtod(field.c_str(), nullptr);
+  if (start.empty() || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return -1;
+  const double ticks = std::strtod(start.c_str(), nullptr);
   const double started = ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
   const double ms =
       (static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started) * 1000;

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <string>
 
 namespace cppool::daemon {
 
@@ -12,7 +13,11 @@ namespace cppool::daemon {
 // there is a wrapper between the two.
 pid_t ParentToWatch();
 
-// Time since the process was created, with a resolution of 10 ms; negative: unknown.
+// The start of a process in the kernel's ticks since boot: field 22 of its stat. `pid`: a number, or "self".
+// Empty: there is no such process.
+std::string StartTime(const std::string& pid);
+
+// Time since this process was created, with a resolution of 10 ms; negative: unknown.
 double MillisecondsSinceSpawn();
 
 // Fixes malloc's thresholds, so that freed memory returns to the system. By default they grow with the
