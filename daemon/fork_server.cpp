@@ -356,8 +356,7 @@ void ForkedRank::Close(std::string how) {
 }
 
 ForkServer::ForkServer(Options options, Clock::time_point deadline)
-    : options_(std::move(options)),
-      lines_(kMaxFrame) {
+    : options_(std::move(options)), lines_(kMaxFrame) {
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
   const std::filesystem::path folder = program.parent_path().parent_path() / "share/cppool/_ranks";
   if (!std::filesystem::exists(folder / "__main__.py"))

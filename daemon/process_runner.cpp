@@ -17,8 +17,9 @@ namespace {
 using protocol::Json;
 using Clock = RankProcess::Clock;
 
-constexpr std::chrono::milliseconds kAskLimit{120}, kSignalLimit{150};  // of Snapshots: 0.5 s with all
-constexpr std::chrono::milliseconds kWayLimit{200};  // for the answer of a machine that is busy
+// Of Snapshots, 0.5 s with RankServer's kSignalLimit: for the answer of a rank, and of a machine that is
+// busy.
+constexpr std::chrono::milliseconds kAskLimit{120}, kWayLimit{200};
 
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
   const auto found =
@@ -324,7 +325,7 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
       [self, stacks, limit](std::size_t i) {
         return self->server_->LookAt(*self->ranks_[i].process, stacks, limit);
       },
-      limit + (stacks ? kSignalLimit + kWayLimit : std::chrono::milliseconds(20)));
+      limit + (stacks ? RankServer::kSignalLimit + kWayLimit : std::chrono::milliseconds(20)));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     RankReport& report = reports[i];
     if (!IsDone(report) && (answers[i] ? !answers[i]->known : !report.node.empty())) {

@@ -94,6 +94,8 @@ class RankServer {
     RankProcess::Place place;
   };
 
+  static constexpr std::chrono::milliseconds kSignalLimit{150};
+
   virtual ~RankServer() = default;
 
   virtual const ForkServerInfo& info() const = 0;
@@ -106,7 +108,7 @@ class RankServer {
   // The rank and all that it has started. Of one that has ended: ignored.
   virtual void Kill(const RankProcess& rank) = 0;
   // Waits until the control thread has answered or `limit`. With `stacks`, one that does not answer is sent a
-  // signal for them, which interrupts system calls: for a rank that is given up, and 0.15 s more.
+  // signal for them, which interrupts system calls: for a rank that is given up, and kSignalLimit more.
   virtual Look LookAt(RankProcess& rank, bool stacks, Clock::time_point limit) = 0;
   // Whether ranks send the digests of the files that they have loaded; and of those (the member `files` of
   // their report) the first one that is another one here, for people. Empty: they are the same.

@@ -44,8 +44,7 @@ std::string NameOf(const sockaddr_storage& address, socklen_t size) {
 
 }  // namespace
 
-FrameSocket::FrameSocket(base::UniqueFd socket)
-    : socket_(std::move(socket)), lines_(kMostFrame) {
+FrameSocket::FrameSocket(base::UniqueFd socket) : socket_(std::move(socket)), lines_(kMostFrame) {
   const int on = 1;
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }

@@ -18,7 +18,7 @@ using Clock = RankProcess::Clock;
 constexpr std::size_t kMostFrames = 256;                 // of a rank that nobody takes
 constexpr std::chrono::milliseconds kWayLimit{20};       // between a head and an agent
 constexpr std::chrono::milliseconds kAnswerTime{100};    // beside the limit of what an agent is asked to do
-constexpr std::chrono::milliseconds kSignalLimit{330};   // of RankServer::LookAt, and the way back
+constexpr std::chrono::milliseconds kWayBackLimit{180};  // less than ProcessRunner waits for it
 constexpr std::chrono::milliseconds kLauncherTime{200};  // for its end, which may say why an agent has gone
 
 RankProcess::Place PlaceFrom(const Json& json) {
@@ -189,8 +189,8 @@ RankServer::Look AgentServers::LookAt(RankProcess& process, bool stacks, Clock::
   Json frame = rank.About("look");
   frame["stacks"] = stacks;
   frame["limit_ms"] = Until(limit - kWayLimit);
-  const auto answer =
-      rank.agent().Ask(frame, limit + (stacks ? kSignalLimit : std::chrono::milliseconds::zero()));
+  const auto answer = rank.agent().Ask(
+      frame, limit + (stacks ? kSignalLimit + kWayBackLimit : std::chrono::milliseconds::zero()));
   Look look;
   look.known = answer && answer->contains("place");
   if (!look.known) return look;
