@@ -27,6 +27,7 @@
 #include "base/words.h"
 #include "daemon/fork_template.h"
 #include "daemon/log.h"
+#include "daemon/process.h"
 #include "daemon/process_frames.h"
 #include "daemon/start_error.h"
 #include "protocol/parameters.h"
