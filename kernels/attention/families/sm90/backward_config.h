@@ -22,6 +22,7 @@ struct BackwardBuffers {
   static constexpr int kDsBuffers = kDsBuffersValue;
   static constexpr int kBiasStages = kBiasStagesValue;  // buffers for blocks of a bias
   static constexpr bool kBias = kBiasStages > 0;
+  static constexpr bool kDqAsMade = false;                        // see dq.cuh
   static constexpr bool kFp8 = false;                             // see InFp8
   static constexpr bool kPairs = kPairsValue;                     // a tile has a cluster of two thread blocks
   static constexpr int kListKeys = (kPairs ? 2 : 1) * kTileKeys;  // a tile of the work list
@@ -76,11 +77,11 @@ struct HalvesTiling : BackwardBuffers<kDimQk, kDimV, 128, 64, 1, 2, 2, kDimQk / 
 
 // The warpgroups divide the dims (backward_dims_consumer.cuh), for heads whose dk and dv of 64 keys are too
 // many registers for one: of tiles of 64 keys each makes 128 dims of dk, one half of dv's, and 128 dims of dq
-// in two parts of 64. With 192 dims the 64 in the middle are made by both and used from one. Buffers of p^T,
-// of ds^T and of ds.
+// in two parts of 64. With 192 dims the 64 in the middle are made by both and used from one. Buffers of p^T
+// and of ds.
 template <int kDimQk, int kDimV, int kTileStages, int kDoutStages, int kBiasStages = 0>
 struct DimSplitTiling
-    : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, 2, kDoutStages, 64, 3, kBiasStages> {
+    : BackwardBuffers<kDimQk, kDimV, 64, 64, kTileStages, 2, kDoutStages, 64, 2, kBiasStages> {
   static constexpr bool kSplitsDims = true, kTakesHalves = false;
   static_assert(kDimQk == 192 || kDimQk == 256);
   static_assert(kDimV % 128 == 0);
@@ -88,10 +89,10 @@ struct DimSplitTiling
 
 // The same in clusters of two thread blocks (backward_pair_consumer.cuh): 64 keys each of a tile of 128. Each
 // block makes one half of dq's dims of all 128 keys, with half the dims of the other's keys and the other's
-// ds, and each warpgroup 64 of them, handed over in two boxes of 32. Buffers of p^T, of ds^T, of ds and of
-// the other's ds.
+// ds, and each warpgroup 64 of them, handed over in two boxes of 32. Buffers of p^T, of ds and of the
+// other's ds.
 template <int kDimQk, int kDimV>
-struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 2, 1, 32, 4, 0, true> {
+struct PairTiling : BackwardBuffers<kDimQk, kDimV, 64, 64, 1, 2, 1, 32, 3, 0, true> {
   static constexpr bool kSplitsDims = true, kTakesHalves = false;
   static_assert(kDimQk == 256 && kDimV == 256);
 };
@@ -101,7 +102,9 @@ struct BackwardTiling;
 template <>
 struct BackwardTiling<64, 64> : KeySplitTiling<64, 64, 128, 2, 2> {};
 template <>
-struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 3, 2> {};
+struct BackwardTiling<128, 128> : KeySplitTiling<128, 128, 64, 3, 2> {
+  static constexpr bool kDqAsMade = true;
+};
 template <>
 struct BackwardTiling<128, 64> : KeySplitTiling<128, 64, 64, 3, 2> {};
 template <>

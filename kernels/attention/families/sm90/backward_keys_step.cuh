@@ -27,19 +27,10 @@ class BackwardKeysStep : protected BackwardStep<T, Config> {
   static constexpr int kDqDims = Config::kDqDims;
   static constexpr bool kDqByRows = kRows > Config::kDqRows;
 
-  // A tile's first logits, and dp, which is under way when it returns. Whether all pairs of the step are
-  // visible.
+  // See BackwardStep.
   __device__ __forceinline__ bool BeginSteps(float (&logits)[kRows / 2], float (&dp)[kRows / 2]) const {
-    ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
-    BeginProducts();
-    StartLogits(logits, rings_.q().stage);
-    ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
-    BeginProducts();
-    StartDp(dp, rings_.dout().stage);
-    const bool visible = this->AllSeen(this->StepOf(rings_));  // what it reads comes under the products
-    WaitForProducts<1>();
-    Settle(logits);
-    return visible;
+    return Step::BeginSteps(
+        logits, [&](int stage) { StartLogits(logits, stage); }, [&](int stage) { StartDp(dp, stage); });
   }
   // logits = k q^T, of this warpgroup's keys.
   __device__ __forceinline__ void StartLogits(float (&logits)[kRows / 2], int stage) const {

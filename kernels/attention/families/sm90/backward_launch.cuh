@@ -17,7 +17,7 @@ template <typename T, typename Config>
 void LoadBackward() {
   LoadKernel(&BackwardKernel<T, Config>, Config::kSharedBytes);
   LoadKernel(&ZeroDqKernel, 0);
-  LoadKernel(&RoundDqKernel<T>, 0);
+  LoadKernel(&RoundDqKernel<T, Config::kDqAsMade>, 0);
 }
 
 // Few items are best balanced all together.
@@ -104,8 +104,8 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
   }
 
   if (call.query_last && work.blocks_count > 0) {
-    LaunchKernel(&RoundDqKernel<T>, dq_grid, kDqThreads, 0, stream, "rounding dq", work.blocks, step,
-                 row_size, call.dq_sum, static_cast<T*>(call.dq));
+    LaunchKernel(&RoundDqKernel<T, Config::kDqAsMade>, dq_grid, kDqThreads, 0, stream, "rounding dq",
+                 work.blocks, step, row_size, call.dq_sum, static_cast<T*>(call.dq));
   }
 }
 

@@ -6,15 +6,17 @@
 #include "kernels/attention/families/sm90/backward_shared.cuh"
 #include "kernels/attention/families/sm90/bias.cuh"
 #include "kernels/attention/families/sm90/cluster.cuh"
+#include "kernels/attention/families/sm90/dq.cuh"
 #include "kernels/attention/families/sm90/mask.cuh"
 #include "kernels/attention/families/sm90/softmax.cuh"
 #include "kernels/attention/families/sm90/wgmma.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
 
-// Named barriers: of both consumers, then one per consumer among its own warps, then one per consumer for
-// which the other's arrival says that its products have read what they share.
-inline constexpr int kDsBarrier = 1, kBackwardGroupBarrier = 2, kFreeBarrier = 4;
+// Named barriers: of both consumers, when ds is shared; one per consumer among its own warps; one per
+// consumer for which the other's arrival says that its products have read what they share; of both, when p is
+// shared.
+inline constexpr int kDsBarrier = 1, kBackwardGroupBarrier = 2, kFreeBarrier = 4, kPBarrier = 6;
 
 template <typename T, typename Config>
 class BackwardStep {
@@ -22,6 +24,10 @@ class BackwardStep {
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kRows = Config::kRows;
   static constexpr int kTileKeys = Config::kTileKeys;
   static constexpr int kColumns = Config::kSplitsDims || Config::kTakesHalves ? kRows / 2 : kRows;
+  // The dims of dk and dv that a warpgroup makes. Where they are divided, those of dk begin at
+  // DqParts::kApart boxes of 64 for the second one.
+  static constexpr int kDkDims = Config::kSplitsDims ? 128 : kDimQk;
+  static constexpr int kDvDims = Config::kSplitsDims ? kDimV / 2 : kDimV;
 
   __device__ __forceinline__ BackwardStep(const BackwardParameters& p, const BackwardShared<Config>& shared)
       : p_(p),
@@ -212,32 +218,61 @@ class BackwardStep {
                                  ds[n * 4 + 3]);
   }
 
-  // For consumers that have 64 keys with all dims: takes tile after tile, writes dk and dv, to which
-  // run_steps(steps, dk, dv) adds, and ends dq.
+  // A tile's first logits, and dp, which is under way when it returns. Whether all pairs of the step are
+  // visible.
+  template <typename StartLogits, typename StartDp>
+  __device__ __forceinline__ bool BeginSteps(float (&logits)[kColumns / 2], const StartLogits& start_logits,
+                                             const StartDp& start_dp) const {
+    ptx::Wait(shared_.FullQ(rings_.q().stage), rings_.q().parity);
+    BeginProducts();
+    start_logits(rings_.q().stage);
+    ptx::Wait(shared_.FullDout(rings_.dout().stage), rings_.dout().parity);
+    BeginProducts();
+    start_dp(rings_.dout().stage);
+    const bool visible = AllSeen(StepOf(rings_));  // what it reads comes under the products
+    WaitForProducts<1>();
+    Settle(logits);
+    return visible;
+  }
+
+  // Takes tile after tile, writes dk and dv, to which run_steps(steps, dk, dv) adds, and ends dq.
   template <typename RunSteps>
   __device__ __forceinline__ void RunTiles(const RunSteps& run_steps) {
     while (true) {
       ptx::Wait(shared_.FullTile(tiles_.stage), tiles_.parity);
       if (tile().kv_head < 0) break;
       if (tile().length < kTileKeys) ClearKeys(tile().length);
-      float dk[kDimQk / 2], dv[kDimV / 2];
-#pragma unroll
-      for (int i = 0; i < kDimQk / 2; ++i) dk[i] = 0;
-#pragma unroll
-      for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
+      float dk[kDkDims / 2], dv[kDvDims / 2];
+      Clear(dk);
+      Clear(dv);
       run_steps(tile().steps, dk, dv);
       const KeyTileInfo info = tile();
       ptx::Arrive(shared_.EmptyTile(tiles_.stage));
       tiles_.Advance();
-      const KeyRows rows = RowsOf(info.token, info.member, info.length, info.kv_head);
-      Write<kDimQk, kDimQk, 0>(rows, dk, 0, DkScale(), p_.dk_sum, static_cast<T*>(p_.dk));
-      Write<kDimV, kDimV, 0>(rows, dv, 0, DvScale(), p_.dv_sum, static_cast<T*>(p_.dv));
+      WriteTile<true>(RowsOf(info.token, info.member, info.length, info.kv_head), dk, dv);
     }
     EndDq();
   }
 
+  // Zeros for tiles that nobody sees.
+  __device__ __forceinline__ void RunEmptyTiles() const {
+    if (!p_.first && !p_.last) return;
+    constexpr int kBlocks = Config::kPairs ? 2 : 1;  // that share an item
+    const int from = Config::kPairs ? ptx::ClusterRank() * kTileKeys : 0;
+    const int end = p_.work.tiles_count * p_.map.kv_heads;
+    for (int item = p_.work.busy_tiles * p_.map.kv_heads + blockIdx.x / kBlocks; item < end;
+         item += gridDim.x / kBlocks) {
+      const KeyTile& tile = p_.work.tiles[item / p_.map.kv_heads];
+      float dk[kDkDims / 2], dv[kDvDims / 2];
+      Clear(dk);
+      Clear(dv);
+      WriteTile<false>(RowsOf(tile.token + from, tile.member, tile.length - from, item % p_.map.kv_heads), dk,
+                       dv);
+    }
+  }
+
   // Hands dq to the thread that adds it to memory: as [., 32][kDqRows][32], a row's 16-byte chunk c at c ^
-  // (row % 8).
+  // (row % 8). With kDqAsMade a row's order is that of dq.cuh.
   __device__ __forceinline__ void HandOverDq(const float (&dq)[Config::kDqDims / 2]) {
     TakeDq();
     StoreDq(dq, 0);
@@ -251,23 +286,33 @@ class BackwardStep {
   template <int kAt = 0, int kAll = 0, int kCount = kAll>
   __device__ __forceinline__ void StoreDq(const float (&dq)[kAll], int box) const {
     const int lane = Lane();
-    // Rows 2 i and 2 i + 1 would store to the same banks: odd rows store the columns 16 further on, or back.
-    static_assert(kCount % 16 == 0);
-    const bool odd = lane / 4 % 2 == 1;
     const float scale = DqScale();
+    static_assert(kCount % 16 == 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row_ + lane / 4 + half * 8;
-      // Chunk 0 of an even row, 4 of an odd one; chunk n * 2 on is at ^ (n * 32).
-      const std::uint32_t line =
-          ptx::Opaque(shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes +
-                      lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4) ^ (odd ? 4 : 0)) * 16);
+      const std::uint32_t line = shared_.Dq(group_) + box * (Config::kDqRows * kRowBytes) + row * kRowBytes;
+      if constexpr (Config::kDqAsMade) {
+        const std::uint32_t first = ptx::Opaque(line + (DqChunk(row, 0, lane % 4) ^ (row % 8)) * 16);
 #pragma unroll
-      for (int n = 0; n < kCount / 4; ++n) {
-        const int even_at = kAt + n * 4 + half * 2, odd_at = kAt + (n ^ 2) * 4 + half * 2;
-        ptx::StoreShared8((line ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
-                          (odd ? dq[odd_at] : dq[even_at]) * scale,
-                          (odd ? dq[odd_at + 1] : dq[even_at + 1]) * scale);
+        for (int n = 0; n < kCount / 8; ++n) {
+          const int at = kAt + n * 8 + half * 2;
+          ptx::StoreShared16((first ^ (n % 2 * 64)) + n / 2 * (Config::kDqRows * kRowBytes), dq[at] * scale,
+                             dq[at + 1] * scale, dq[at + 4] * scale, dq[at + 5] * scale);
+        }
+      } else {
+        // Rows 2 i and 2 i + 1 would store to the same banks: odd rows store the columns 16 further on, or
+        // back. Chunk 0 of an even row, 4 of an odd one; chunk n * 2 on is at ^ (n * 32).
+        const bool odd = lane / 4 % 2 == 1;
+        const std::uint32_t first =
+            ptx::Opaque(line + lane % 2 * 8 + ((lane % 4 / 2) ^ (lane / 4) ^ (odd ? 4 : 0)) * 16);
+#pragma unroll
+        for (int n = 0; n < kCount / 4; ++n) {
+          const int even_at = kAt + n * 4 + half * 2, odd_at = kAt + (n ^ 2) * 4 + half * 2;
+          ptx::StoreShared8((first ^ (n % 4 * 32)) + n / 4 * (Config::kDqRows * kRowBytes),
+                            (odd ? dq[odd_at] : dq[even_at]) * scale,
+                            (odd ? dq[odd_at + 1] : dq[even_at + 1]) * scale);
+        }
       }
     }
   }
@@ -281,6 +326,32 @@ class BackwardStep {
     ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
     if (threadIdx.x % kWarpgroup == 0) shared_.control->dq_ends[group_] = 1;
     ptx::Arrive(shared_.FullDq(group_));
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ void Clear(float (&registers)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) registers[i] = 0;
+  }
+
+  // Writes this warpgroup's dk and dv of a tile, which are as the products are, or 0.
+  template <bool kScaled>
+  __device__ __forceinline__ void WriteTile(const KeyRows& rows, const float (&dk)[kDkDims / 2],
+                                            const float (&dv)[kDvDims / 2]) const {
+    T* const to_dk = static_cast<T*>(p_.dk);
+    T* const to_dv = static_cast<T*>(p_.dv);
+    const auto dk_scale = [this] { return kScaled ? DkScale() : 1; };
+    const auto dv_scale = [this] { return kScaled ? DvScale() : 1; };
+    if constexpr (Config::kSplitsDims) {
+      const int group = ptx::Opaque(group_);  // so that nothing made of it stays in registers all along
+      const int dim = group * (DqParts<Config>::kApart * 64);
+      if (DqParts<Config>::Owns(group, 0)) Write<kDimQk, 64, 0>(rows, dk, dim, dk_scale(), p_.dk_sum, to_dk);
+      Write<kDimQk, 64, 32>(rows, dk, dim + 64, dk_scale(), p_.dk_sum, to_dk);
+      Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, dv_scale(), p_.dv_sum, to_dv);
+    } else {
+      Write<kDimQk, kDimQk, 0>(rows, dk, 0, dk_scale(), p_.dk_sum, to_dk);
+      Write<kDimV, kDimV, 0>(rows, dv, 0, dv_scale(), p_.dv_sum, to_dv);
+    }
   }
 
   // Writes dims from `dim` on of the [., kDim] of a gradient: the kDims of them that are at gradient[kAt] on.
@@ -312,24 +383,6 @@ class BackwardStep {
           *so_far = two;
         }
       }
-    }
-  }
-
-  // Zeros for tiles that nobody sees, where a warpgroup has all dims of its keys.
-  __device__ __forceinline__ void RunEmptyTiles() const {
-    if (!p_.first && !p_.last) return;
-    const int end = p_.work.tiles_count * p_.map.kv_heads;
-    for (int item = p_.work.busy_tiles * p_.map.kv_heads + blockIdx.x; item < end; item += gridDim.x) {
-      const KeyTile& tile = p_.work.tiles[item / p_.map.kv_heads];
-      const KeyRows rows = this->RowsOf(tile.token, tile.member, tile.length, item % p_.map.kv_heads);
-      float zeros[kDimQk / 2];
-#pragma unroll
-      for (int i = 0; i < kDimQk / 2; ++i) zeros[i] = 0;
-      Write<kDimQk, kDimQk, 0>(rows, zeros, 0, 1, p_.dk_sum, static_cast<T*>(p_.dk));
-      float values[kDimV / 2];
-#pragma unroll
-      for (int i = 0; i < kDimV / 2; ++i) values[i] = 0;
-      Write<kDimV, kDimV, 0>(rows, values, 0, 1, p_.dv_sum, static_cast<T*>(p_.dv));
     }
   }
 
