@@ -16,15 +16,6 @@ void LoadForward() {
   LoadKernel(&ForwardKernel<T, Config>, Config::kSharedBytes);
 }
 
-// Returns how many of a piece's query heads have a busy tile for each multiprocessor, a divisor of their
-// number: these tiles come first, and the next piece arrives under them.
-inline int HeadsAtOnce(const ForwardCall& call, int heads_of_piece) {
-  const int busy = std::max(call.work.busy_tiles, 1);
-  int heads = std::clamp((call.multiprocessors + busy - 1) / busy, 1, heads_of_piece);
-  while (heads_of_piece % heads != 0) ++heads;
-  return heads;
-}
-
 template <typename T, typename Config>
 void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
   const HeadMap& map = call.map;
@@ -49,9 +40,9 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
     p.out = EncodeRows({call.out, call.rows_q, call.work.query_step, map.heads, Config::kDimV}, 16);
   p.work = call.work;
   p.map = map;
-  p.heads_at_once = map.heads;
+  p.order = {map.heads, 1};
   if (const ArrivingCall& arriving = call.arriving; arriving.flags) {
-    p.heads_at_once = HeadsAtOnce(call, arriving.heads_per_piece * map.group);
+    p.order = OrderOfArrivals(map.heads, std::max(call.work.busy_tiles, 1), call.multiprocessors);
     const std::int64_t rows = (arriving.blocks - 1) * arriving.block_rows;
     p.arriving.k =
         EncodeRows({arriving.k, rows, call.work.key_step, map.kv_heads, Config::kDimQk}, Config::kBlock);

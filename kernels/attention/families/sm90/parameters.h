@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/attention/families/common/kernel_parameters.h"
+#include "kernels/attention/families/sm90/head_order.h"
 #include "kernels/attention/layout.h"
 #include "kernels/ring_transfers.h"
 
@@ -61,7 +62,7 @@ struct ForwardParameters {
   WorkView work;
   HeadMap map;
   ArrivingParameters arriving;
-  int heads_at_once;            // the tiles of so many heads come before those of the next ones
+  HeadOrder order;
   float* accumulator;           // [rows_q, heads, dim_v]
   void* out_rows;               // [rows_q, heads, dim_v]
   float* lse;                   // [rows_q, heads]

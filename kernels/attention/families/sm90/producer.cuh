@@ -1,8 +1,8 @@
 // The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of
 // their queries, keys and values, as buffers become free.
 //
-// Items are tiles times heads, the tiles of some heads before those of the next ones, and within these heads
-// within a tile; the work list has the most work first, and thread blocks take the next item from a counter.
+// Items are tiles times heads in the order of head_order.h; the work list has the most work first, and thread
+// blocks take the next item from a counter.
 // Blocks of keys go from the last to the first: under a causal mask the first one then holds the keys nearest
 // to the queries. Ranges in blocks that arrive come after those that are there (OrderByBlock).
 #pragma once
@@ -11,17 +11,10 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-struct Item {
-  int tile, head;
-};
-
 template <typename Config>
 __device__ __forceinline__ Item ItemOf(const ForwardParameters& p, int item) {
   if constexpr (Config::kFp8) return {item / p.map.heads, item % p.map.heads};
-  const int of_heads = p.work.busy_tiles * p.heads_at_once;  // the heads of all but the last group
-  const int first = item / of_heads * p.heads_at_once;
-  const int rest = item - first * p.work.busy_tiles, heads = min(p.heads_at_once, p.map.heads - first);
-  return {rest / heads, first + rest % heads};
+  return ItemOf(p.order, p.work.busy_tiles, item);
 }
 
 // Returns when the piece with this key/value head of a block behind the first has arrived, or will not. Its
