@@ -40,9 +40,10 @@ void LaunchForward(const ForwardCall& call, cudaStream_t stream) {
     p.out = EncodeRows({call.out, call.rows_q, call.work.query_step, map.heads, Config::kDimV}, 16);
   p.work = call.work;
   p.map = map;
-  p.order = {map.heads, 1};
+  const int tiles = std::max(call.work.busy_tiles, 1);  // of a head
+  p.order = OrderOfHeads(map.heads, tiles, call.multiprocessors);
   if (const ArrivingCall& arriving = call.arriving; arriving.flags) {
-    p.order = OrderOfArrivals(map.heads, std::max(call.work.busy_tiles, 1), call.multiprocessors);
+    p.order = OrderOfArrivals(map.heads, tiles, call.multiprocessors);
     const std::int64_t rows = (arriving.blocks - 1) * arriving.block_rows;
     p.arriving.k =
         EncodeRows({arriving.k, rows, call.work.key_step, map.kv_heads, Config::kDimQk}, Config::kBlock);

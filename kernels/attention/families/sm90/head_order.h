@@ -34,6 +34,12 @@ CPPOOL_HOST_DEVICE inline Item ItemOf(const HeadOrder& order, int tiles, int ite
   return {item / heads, first + item % heads};
 }
 
+// For keys that are all there: about four tiles for each multiprocessor come at a time.
+inline HeadOrder OrderOfHeads(int heads, int tiles, int multiprocessors) {
+  const int next = std::clamp(4 * multiprocessors / tiles, 1, heads);
+  return {next + (heads - next) % next, next};
+}
+
 // For keys that arrive by groups of heads while the kernel runs: the first heads have a tile for each
 // multiprocessor, so that all of them begin with what arrives first. Heads are taken so many at a time to the
 // end, unless their tiles leave much of a last round empty: then about four tiles for each multiprocessor

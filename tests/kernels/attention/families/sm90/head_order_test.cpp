@@ -60,4 +60,22 @@ TEST_CASE("keys that arrive: the first heads fill the multiprocessors once, and 
   CHECK(GroupsOf(OrderOfArrivals(4, 256, 132), 4, 256) == Groups{1, 1, 1, 1});
 }
 
+TEST_CASE("keys that are there: about four tiles for each multiprocessor come at a time") {
+  for (int heads = 1; heads <= 64; ++heads) {
+    for (const int tiles : {1, 3, 11, 22, 43, 64, 86, 128, 171, 256, 512, 2000}) {
+      CAPTURE(heads, tiles);
+      const HeadOrder order = OrderOfHeads(heads, tiles, 132);
+      CHECK(order.first >= 1);
+      CHECK(order.first <= heads);
+      CHECK((heads - order.first) % order.next == 0);
+      CHECK((order.next == 1 || order.next * tiles <= 4 * 132));
+      CHECK((order.first == heads || order.first * tiles > 3 * 132));  // a few tiles for each
+    }
+  }
+  using Groups = std::vector<int>;
+  CHECK(GroupsOf(OrderOfHeads(16, 128, 132), 16, 128) == Groups{4, 4, 4, 4});
+  CHECK(GroupsOf(OrderOfHeads(16, 43, 132), 16, 43) == Groups{16});
+  CHECK(GroupsOf(OrderOfHeads(16, 86, 132), 16, 86) == Groups{10, 6});
+}
+
 }  // namespace cppool::kernels::cuda::sm90::test
