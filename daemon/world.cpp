@@ -109,9 +109,10 @@ std::unique_ptr<kernels::Backend> ChooseBackend(
       too_few.devices = devices;
       throw too_few;
     }
-    // Ranks that share a device have more streams on it than CUDA has queues by default. Streams that share a
-    // queue wait for each other: work would run in an order that no event asks for.
-    if (devices < place.ranks) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    // A rank's streams and NCCL's are more than CUDA has queues by default. Streams that share a queue wait
+    // for each other: work would run in an order that no event asks for, a kernel behind copies that are to
+    // come under it.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     return kernels::CreateCudaBackend(place, transport, kernels::Commit(), std::move(link));
   } catch (const kernels::RuntimeError& error) {
     throw StartError(error.what(), ToFailureKind(error.status()));
