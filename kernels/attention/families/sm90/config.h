@@ -129,4 +129,27 @@ struct NativeForwardTiling<128, 64> : NativeTiling<128, 64, 4, true, 2> {};
 template <>
 struct NativeForwardTiling<192, 128> : NativeTiling<192, 128, 3, true, 0> {};
 
+// The same where the output and a product of all its dims are more registers than there are: the product is
+// made in parts of kPartDims dims (parts_consumer.cuh).
+template <int kDimQkValue, int kDimVValue, int kStagesValue, int kPartDimsValue>
+struct PartsTiling : Tiling<kDimQkValue, kDimVValue, 2, 128, 1, 1, true> {
+  using Base = Tiling<kDimQkValue, kDimVValue, 2, 128, 1, 1, true>;
+  using Base::kBlock, Base::kConsumers, Base::kTileRows, Base::kDimQk, Base::kDimV, Base::kQueryStages;
+  static constexpr bool kFp8 = true, kNative = true;
+  static constexpr int kPartDims = kPartDimsValue;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kStages = kStagesValue;
+  static constexpr int kLine = 128;
+  static constexpr int kQueryGroupBytes = 64 * kDimQk;
+  static constexpr int kQueryBytes = kConsumers * kQueryGroupBytes, kQueryCopyBytes = kQueryBytes;
+  static constexpr int kKeyBytes = kBlock * kDimQk, kValueBytes = kBlock * kDimV;
+  static constexpr int kTileBytes = kQueryStages * kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+  static constexpr int kSharedBytes = kTileBytes + Base::kControlBytes + kSharedAlignment;
+  static_assert(kDimQk % kLine == 0 && kDimV % kPartDims == 0);
+  static_assert(RegistersSuffice(kConsumers, kProducerRegisters, kConsumerRegisters));
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+template <>
+struct NativeForwardTiling<256, 256> : PartsTiling<256, 256, 3, 128> {};
+
 }  // namespace cppool::kernels::cuda::sm90

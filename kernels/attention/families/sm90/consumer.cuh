@@ -154,7 +154,7 @@ class Consumer {
     }
   }
 
- private:
+ protected:
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kBlock = Config::kBlock;
   static constexpr int kQueryStages = Config::kQueryStages;
   using P = std::conditional_t<Config::kNative, E4M3, POf<T, Config>>;  // of exponentials as operands

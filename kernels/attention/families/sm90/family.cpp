@@ -402,8 +402,7 @@ class Family : public AttentionFamily {
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     if (request.fp8 && request.fp8->products == Fp8Products::kNative && !MultipliesPayloads(request)) {
       return "fp8_products is 'native': the kernel family 'sm90' multiplies payloads in the forward pass of "
-             "scaling_mode 'delayed' and 'current', without a bias, with head dims 64, 128, 128/64 and "
-             "192/128";
+             "scaling_mode 'delayed' and 'current', without a bias";
     }
     return general_.Refusal(ForGeneral(request));
   }

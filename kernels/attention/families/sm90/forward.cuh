@@ -7,10 +7,23 @@
 // (shared.cuh), 227 KB at most.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/families/sm90/consumer.cuh"
+#include "kernels/attention/families/sm90/parts_consumer.cuh"
 #include "kernels/attention/families/sm90/producer.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
+
+template <typename Config>
+concept TakesParts = requires {
+  Config::kPartDims;
+};
+
+template <typename T, typename Config>
+struct ConsumerOf : std::type_identity<Consumer<T, Config>> {};
+template <typename T, TakesParts Config>
+struct ConsumerOf<T, Config> : std::type_identity<PartsConsumer<T, Config>> {};
 
 template <typename T, typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -37,7 +50,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x == 0) Produce<Config>(p, shared);
   } else {
     ptx::TakeRegisters<Config::kConsumerRegisters>();
-    Consumer<T, Config> consumer(p, shared);
+    typename ConsumerOf<T, Config>::type consumer(p, shared);
     consumer.Run();
     consumer.RunEmptyTiles();
   }

@@ -71,7 +71,7 @@ ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
 template <typename T>
 ForwardKernelEntry BiasedForwardKernelOf(int dim_qk, int dim_v);
 ForwardKernelEntry Fp8ForwardKernelOf(int dim_qk, int dim_v);
-// With products of payloads: none for head dim 256, whose output and its sums are too many registers.
+// With products of payloads.
 ForwardKernelEntry NativeForwardKernelOf(int dim_qk, int dim_v);
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -85,7 +85,7 @@ ForwardKernelEntry ForwardEntry(int dim_qk, int dim_v) {
   offer.template operator()<128, 128>();
   offer.template operator()<128, 64>();
   offer.template operator()<192, 128>();
-  if constexpr (requires { sizeof(TilingOf<256, 256>); }) offer.template operator()<256, 256>();
+  offer.template operator()<256, 256>();
   return entry;
 }
 
