@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const BackwardShared<Config> shared(bytes);
   if (threadIdx.x == 0) {
     shared.Init();
-    if constexpr (Config::kFp8) shared.control->units = BackwardUnits::Of(p);
+    if constexpr (Config::kFp8) shared.control->units = BackwardUnitsOf<Config>::template Of<Config>(p);
     if (p.work.busy_tiles > 0) {
       ptx::PrefetchMap(&p.q);
       ptx::PrefetchMap(&p.dout);

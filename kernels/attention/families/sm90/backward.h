@@ -51,9 +51,12 @@ struct BackwardKernelEntry {
   void (*launch)(const BackwardCall&, cudaStream_t) = nullptr;
 };
 
-// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype. `fp8`: it casts P and dS with
-// one scale each, the dtype is bf16.
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8);
+// What a kernel casts, with one scale each: nothing, P and dS are rounded to the dtype; P and dS; P alone, of
+// dS it finds the largest magnitude. With casts the dtype is bf16.
+enum class Casts { kNone, kPAndDs, kP };
+
+// For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Casts casts);
 
 // Each dtype has its instances, one per head dims, in a file of its own.
 template <typename T>
@@ -61,5 +64,7 @@ BackwardKernelEntry BackwardKernelOf(int dim_qk, int dim_v);
 template <typename T>
 BackwardKernelEntry BiasedBackwardKernelOf(int dim_qk, int dim_v);
 BackwardKernelEntry Fp8BackwardKernelOf(int dim_qk, int dim_v);
+BackwardKernelEntry BiasedFp8BackwardKernelOf(int dim_qk, int dim_v);
+BackwardKernelEntry FindingBackwardKernelOf(int dim_qk, int dim_v, bool bias);
 
 }  // namespace cppool::kernels::cuda::sm90

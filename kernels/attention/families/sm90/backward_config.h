@@ -24,6 +24,7 @@ struct BackwardBuffers {
   static constexpr bool kBias = kBiasStages > 0;
   static constexpr bool kDqAsMade = false;                        // see dq.cuh
   static constexpr bool kFp8 = false;                             // see InFp8
+  static constexpr bool kFindsDs = false;                         // see FindingDs
   static constexpr bool kPairs = kPairsValue;                     // a tile has a cluster of two thread blocks
   static constexpr int kListKeys = (kPairs ? 2 : 1) * kTileKeys;  // a tile of the work list
   static constexpr int kThreads = 3 * kWarpgroup;

@@ -144,9 +144,12 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
                                                head,
                                                (at * p.map.heads + head) * kTurns,
                                                ordinal - block.first_tile};
-        if constexpr (Config::kBias)
+        if constexpr (Config::kBias) {
+          float inverse_scale = p.bias.inverse_scale;
+          if constexpr (Config::kFp8) inverse_scale = shared.control->units.inverse_scale;
           shared.control->slopes[q.stage] =
-              p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
+              p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * inverse_scale : 0;
+        }
         ptx::ArriveExpecting(shared.FullQ(q.stage), Config::kQueryBytes);
         ptx::LoadBox(shared.Queries(q.stage), &p.q, from, shared.FullQ(q.stage));
       }

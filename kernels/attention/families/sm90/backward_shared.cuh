@@ -86,12 +86,18 @@ using BaseBackwardControlOf = std::conditional_t<
 
 template <typename Config>
 struct Fp8BackwardControl : BaseBackwardControlOf<Config> {
-  BackwardUnits units;
+  BackwardUnitsOf<Config> units;
 };
 
 template <typename Config>
-using BackwardControlOf =
-    std::conditional_t<Config::kFp8, Fp8BackwardControl<Config>, BaseBackwardControlOf<Config>>;
+struct FindingBackwardControl : Fp8BackwardControl<Config> {
+  unsigned amax_ds;  // the largest |dS| of this thread block, as a float
+};
+
+template <typename Config>
+using BackwardControlOf = std::conditional_t<
+    Config::kFindsDs, FindingBackwardControl<Config>,
+    std::conditional_t<Config::kFp8, Fp8BackwardControl<Config>, BaseBackwardControlOf<Config>>>;
 
 template <typename Config>
 struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {
@@ -168,6 +174,7 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
         ptx::InitBarrier(EmptyBias(i), 2 * kWarpgroup);
       }
     }
+    if constexpr (Config::kFindsDs) control->amax_ds = 0;
     if constexpr (Config::kPairs) {
       ptx::InitBarrier(FullOtherDs(), 1);
       ptx::InitBarrier(EmptyOtherDs(), 2 * kWarpgroup / 32);  // a lane of each of the other's warps

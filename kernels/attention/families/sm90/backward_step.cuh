@@ -91,6 +91,12 @@ class BackwardStep {
            key - (block.position + kRows - 1) >= now.low;
   }
 
+  // What a bias is multiplied with.
+  __device__ __forceinline__ float InverseScale() const {
+    if constexpr (Config::kFp8) return shared_.control->units.inverse_scale;
+    return p_.bias.inverse_scale;
+  }
+
   // Adds the bias of the step's block to the logits of this warpgroup's pairs.
   __device__ __forceinline__ void AddBias(float (&logits)[kColumns / 2], const StepInfo& block) const {
     const BiasParameters& bias = p_.bias;
@@ -99,7 +105,7 @@ class BackwardStep {
       ptx::Wait(shared_.FullBias(ring.stage), ring.parity);
       AddBiasTileTransposed<T, kColumns>(logits,
                                          shared_.Bias(ring.stage) + FirstKey() / 64 * (kRows * kRowBytes),
-                                         bias.rows > 1, FirstQuery(), bias.inverse_scale);
+                                         bias.rows > 1, FirstQuery(), InverseScale());
       ptx::ReleaseToCopies(shared_.EmptyBias(ring.stage));
     }
     if (bias.alibi_slopes) {
@@ -181,6 +187,7 @@ class BackwardStep {
   template <int kFrom = 0, int kCount = kColumns / 8>
   __device__ __forceinline__ void MakeDs(const float (&p)[kColumns / 2], const float (&dp)[kColumns / 2],
                                          std::uint32_t (&ds)[kColumns / 4], int half_block = 0) const {
+    [[maybe_unused]] float most = 0;
     const float* const delta =
         shared_.control->delta[rings_.dout().stage] + FirstQuery(half_block) + Lane() % 4 * 2;
 #pragma unroll
@@ -191,13 +198,20 @@ class BackwardStep {
         const int at = n * 4 + half * 2;
         if constexpr (Config::kFp8) {
           const float unit = shared_.control->units.dp;
-          ds[n * 2 + half] = ptx::Pack<E5M2Grid>(p[at] * fmaf(dp[at], unit, -less.x),
-                                                 p[at + 1] * fmaf(dp[at + 1], unit, -less.y));
+          const float low = p[at] * fmaf(dp[at], unit, -less.x),
+                      high = p[at + 1] * fmaf(dp[at + 1], unit, -less.y);
+          ds[n * 2 + half] = ptx::Pack<DsOf<T, Config>>(low, high);
+          if constexpr (Config::kFindsDs) {
+            ptx::RaiseToMagnitude(most, low);
+            ptx::RaiseToMagnitude(most, high);
+          }
         } else {
           ds[n * 2 + half] = ptx::Pack<T>(p[at] * (dp[at] - less.x), p[at + 1] * (dp[at + 1] - less.y));
         }
       }
     }
+    // To shared memory at once: from step to step there is no register for it.
+    if constexpr (Config::kFindsDs) ptx::RaiseShared(ptx::SharedAddress(&shared_.control->amax_ds), most);
   }
 
   // ds of this warpgroup's keys, where both have 64.
@@ -321,8 +335,18 @@ class BackwardStep {
     ptx::Arrive(shared_.FullDq(group_));
   }
 
+  // Raises the largest |dS| to that of this thread block so far, with that of this warp.
+  __device__ __forceinline__ void RaiseAmax() const {
+    __syncwarp();
+    // The order of floats from 0 on is that of integers.
+    if (Lane() == 0 && p_.fp8.amax_ds)
+      atomicMax(reinterpret_cast<unsigned*>(p_.fp8.amax_ds),
+                *const_cast<const volatile unsigned*>(&shared_.control->amax_ds));
+  }
+
   // Says that no more of dq comes.
   __device__ __forceinline__ void EndDq() const {
+    if constexpr (Config::kFindsDs) RaiseAmax();
     ptx::Wait(shared_.EmptyDq(group_), dq_parity_ ^ 1);
     if (threadIdx.x % kWarpgroup == 0) shared_.control->dq_ends[group_] = 1;
     ptx::Arrive(shared_.FullDq(group_));

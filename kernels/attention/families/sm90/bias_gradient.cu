@@ -37,6 +37,7 @@ void Launch(const BiasGradientCall& call, cudaStream_t stream) {
   p.map = map;
   p.lse = call.lse, p.delta = call.delta;
   p.scale_log2 = call.scale * kLog2e;
+  if constexpr (Config::kFp8) p.fp8 = call.fp8;
   p.sum_heads = sum_heads;
   p.head_factor = sum_heads ? 0 : 1;
   p.sequence_factor = call.gradient.sequence_step == 0 ? 0 : 1;
@@ -48,11 +49,11 @@ void Launch(const BiasGradientCall& call, cudaStream_t stream) {
                "launching dbias", p);
 }
 
-template <typename T>
+template <typename T, template <int, int> typename TilingOf = BiasGradientTiling>
 BiasGradientKernelEntry EntryOf(int dim_qk, int dim_v) {
   BiasGradientKernelEntry entry;
   const auto offer = [&]<int kDimQk, int kDimV>() {
-    using Config = BiasGradientTiling<kDimQk, kDimV>;
+    using Config = TilingOf<kDimQk, kDimV>;
     if (dim_qk == kDimQk && dim_v == kDimV) entry = {Config::kTileRows, &Load<T, Config>, &Launch<T, Config>};
   };
   offer.template operator()<64, 64>();
@@ -63,9 +64,13 @@ BiasGradientKernelEntry EntryOf(int dim_qk, int dim_v) {
   return entry;
 }
 
+template <int kDimQk, int kDimV>
+using Fp8Tiling = InFp8<BiasGradientTiling<kDimQk, kDimV>>;
+
 }  // namespace
 
-BiasGradientKernelEntry BiasGradientKernelOf(Dtype dtype, int dim_qk, int dim_v) {
+BiasGradientKernelEntry BiasGradientKernelOf(Dtype dtype, int dim_qk, int dim_v, bool fp8) {
+  if (fp8) return EntryOf<__nv_bfloat16, Fp8Tiling>(dim_qk, dim_v);
   if (dtype == Dtype::kBf16) return EntryOf<__nv_bfloat16>(dim_qk, dim_v);
   if (dtype == Dtype::kFp16) return EntryOf<__half>(dim_qk, dim_v);
   return {};

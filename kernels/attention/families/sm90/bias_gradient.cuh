@@ -30,6 +30,7 @@ struct BiasGradientParameters {
   float scale_log2;
   bool sum_heads;                    // heads share the gradient
   int head_factor, sequence_factor;  // of the gradient, as in BiasParameters
+  Fp8Parameters fp8;                 // read by kernels for fp8 alone
 
   __device__ __forceinline__ int KvHead(int head) const {
     return (map.head0 + head) / map.group - map.kv_head0;
@@ -153,13 +154,13 @@ class BiasGradientConsumer {
         WaitForProducts<1>();
         Settle(logits);
         ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
-        AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), true, p_.bias.inverse_scale);
+        AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), true, InverseScale());
         ptx::ReleaseToCopies(shared_.EmptyBias(group_, bias_.stage));
         bias_.Advance();
         const bool visible = MaskHidden(logits, tile, now);
 #pragma unroll
         for (int i = 0; i < kBlock / 2; ++i)
-          logits[i] = ptx::Exp2(fmaf(logits[i], p_.scale_log2, -states.lse[i / 2 % 2]));
+          logits[i] = ptx::Exp2(fmaf(logits[i], ScaleLog2(), -states.lse[i / 2 % 2]));
         WaitForProducts<0>();
         Settle(dp);
         if (many) {
@@ -178,7 +179,7 @@ class BiasGradientConsumer {
         }
 #pragma unroll
         for (int i = 0; i < kBlock / 2; ++i)
-          sum[i] = fmaf(logits[i], dp[i] - states.delta[i / 2 % 2], sum[i]);
+          sum[i] = fmaf(logits[i], Less(dp[i], states.delta[i / 2 % 2]), sum[i]);
         states = next;
       }
       Add(sum, tile, now);
@@ -189,6 +190,24 @@ class BiasGradientConsumer {
  private:
   static constexpr int kBlock = Config::kBlock;
   static constexpr int kGroupBarrier = 1;  // one per consumer among its own warps
+
+  // In fp8 operands are payloads, and neither P nor dS is cast: their sum is that of the values before.
+  __device__ __forceinline__ float LogitUnit() const {
+    return fmaxf(ForwardUnits::LogitUnit(p_.fp8), BiasedForwardUnits::kLeast);
+  }
+  __device__ __forceinline__ float ScaleLog2() const {
+    if constexpr (Config::kFp8) return p_.scale_log2 * LogitUnit();
+    return p_.scale_log2;
+  }
+  __device__ __forceinline__ float InverseScale() const {
+    if constexpr (Config::kFp8) return p_.bias.inverse_scale / LogitUnit();
+    return p_.bias.inverse_scale;
+  }
+  __device__ __forceinline__ float Less(float dp, float delta) const {
+    if constexpr (Config::kFp8)
+      return fmaf(dp, ForwardUnits::ScaleOf(p_.fp8.dout) * ForwardUnits::ScaleOf(p_.fp8.v), -delta);
+    return dp - delta;
+  }
 
   // The state of this thread's two rows.
   struct RowStates {

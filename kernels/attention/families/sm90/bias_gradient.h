@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/attention/families/common/kernel_parameters.h"
+#include "kernels/attention/families/sm90/parameters.h"
 #include "kernels/attention/families/sm90/tensor_map.h"
 #include "kernels/attention/layout.h"
 #include "kernels/dtype.h"
@@ -37,6 +38,7 @@ struct BiasGradientCall {
   BiasTensor bias{};
   BiasTensor gradient{};  // of floats; queries have rows of their own
   int multiprocessors = 0;
+  Fp8Parameters fp8{};  // scales of q, k, v and dout
 };
 
 struct BiasGradientKernelEntry {
@@ -45,7 +47,7 @@ struct BiasGradientKernelEntry {
   void (*launch)(const BiasGradientCall&, cudaStream_t) = nullptr;
 };
 
-// Returns the kernel for these head dims and this dtype.
-BiasGradientKernelEntry BiasGradientKernelOf(Dtype dtype, int dim_qk, int dim_v);
+// Returns the kernel for these head dims and this dtype. `fp8`: operands are payloads' values in bf16.
+BiasGradientKernelEntry BiasGradientKernelOf(Dtype dtype, int dim_qk, int dim_v, bool fp8);
 
 }  // namespace cppool::kernels::cuda::sm90

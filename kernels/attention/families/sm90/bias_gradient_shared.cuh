@@ -21,6 +21,7 @@ struct BiasGradientBuffers {
   static constexpr int kStages = kStagesValue;            // buffers for a block's keys and values
   static constexpr int kBiasStages = 2;                   // buffers of each consumer for blocks of the bias
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+  static constexpr bool kFp8 = false;  // see InFp8
 
   static constexpr int kQueryBytes = kTileRows * (kDimQk + kDimV) * 2;
   static constexpr int kKeyBytes = kBlock * (kDimQk + kDimV) * 2;

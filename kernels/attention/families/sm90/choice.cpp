@@ -15,9 +15,9 @@ namespace cppool::kernels::cuda::sm90 {
 
 ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Products products) {
   if (products != Products::kPlain) {
-    if (bias) return {};
-    return products == Products::kFp8Native ? NativeForwardKernelOf(dim_qk, dim_v)
-                                            : Fp8ForwardKernelOf(dim_qk, dim_v);
+    if (products == Products::kFp8Native)
+      return bias ? ForwardKernelEntry{} : NativeForwardKernelOf(dim_qk, dim_v);
+    return bias ? BiasedFp8ForwardKernelOf(dim_qk, dim_v) : Fp8ForwardKernelOf(dim_qk, dim_v);
   }
   const auto of = [&]<typename T>() {
     return bias ? BiasedForwardKernelOf<T>(dim_qk, dim_v) : ForwardKernelOf<T>(dim_qk, dim_v);
@@ -27,8 +27,10 @@ ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias
   return {};
 }
 
-BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, bool fp8) {
-  if (fp8) return bias ? BackwardKernelEntry{} : Fp8BackwardKernelOf(dim_qk, dim_v);
+BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Casts casts) {
+  if (casts == Casts::kP) return FindingBackwardKernelOf(dim_qk, dim_v, bias);
+  if (casts == Casts::kPAndDs)
+    return bias ? BiasedFp8BackwardKernelOf(dim_qk, dim_v) : Fp8BackwardKernelOf(dim_qk, dim_v);
   const auto of = [&]<typename T>() {
     return bias ? BiasedBackwardKernelOf<T>(dim_qk, dim_v) : BackwardKernelOf<T>(dim_qk, dim_v);
   };
@@ -40,11 +42,11 @@ BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bi
 ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, Products products) {
   return ForwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, products);
 }
-BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape) {
-  return BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v);
+BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape, bool fp8) {
+  return BiasGradientKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, fp8);
 }
-BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, bool fp8) {
-  return BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, fp8);
+BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, Casts casts) {
+  return BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, casts);
 }
 
 bool MultipliesPayloads(const KernelRequest& request) {
@@ -65,7 +67,7 @@ ForwardKernelEntry ForwardOf(const KernelRequest& request) {
 }
 BackwardKernelEntry BackwardOf(const KernelRequest& request) {
   if (CastsBackward(request) && InBlocks(*request.fp8)) return {};
-  return BackwardOf(request.shape, request.bias, CastsBackward(request));
+  return BackwardOf(request.shape, request.bias, CastsBackward(request) ? Casts::kPAndDs : Casts::kNone);
 }
 
 bool HasAlignedBias(const KernelRequest& request) {
@@ -76,9 +78,8 @@ bool HasForward(const KernelRequest& request) {
   return HasAlignedBias(request) && ForwardOf(request).tile_rows > 0;
 }
 bool HasBiasGradient(const KernelRequest& request) {
-  return request.training && !CastsBackward(request) && request.bias == BiasType::kPostScale &&
-         HasAlignedBias(request) && request.bias_extent.query_stride != 0 &&
-         BiasGradientOf(request.shape).tile_rows > 0;
+  return request.training && request.bias == BiasType::kPostScale && HasAlignedBias(request) &&
+         request.bias_extent.query_stride != 0 && BiasGradientOf(request.shape, false).tile_rows > 0;
 }
 bool HasBackward(const KernelRequest& request) {
   return request.training && HasAlignedBias(request) && BackwardOf(request).tile_keys > 0;
@@ -86,7 +87,7 @@ bool HasBackward(const KernelRequest& request) {
 
 bool MayNeedGeneral(const KernelRequest& request) {
   return request.bias == BiasType::kPostScale || !HasForward(request) ||
-         (request.training && (!HasBackward(request) || CastsBackward(request)));
+         (request.training && !HasBackward(request));
 }
 
 bool KeysAligned(const WorkList& list) {

@@ -14,8 +14,8 @@
 namespace cppool::kernels::cuda::sm90 {
 
 ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, Products products);
-BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape);
-BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, bool fp8);
+BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape, bool fp8);
+BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, Casts casts);
 ForwardKernelEntry ForwardOf(const KernelRequest& request);
 // Casts of dS in blocks are the general family's.
 BackwardKernelEntry BackwardOf(const KernelRequest& request);
@@ -33,8 +33,7 @@ bool HasForward(const KernelRequest& request);
 bool HasBiasGradient(const KernelRequest& request);
 bool HasBackward(const KernelRequest& request);
 // Whether the general family may take part in a case of this request. With a bias the layouts decide, see
-// KeysAligned; the gradient of a bias that queries share is always the general family's, as is the step that
-// finds dS's scale.
+// KeysAligned; the gradient of a bias that queries share is always the general family's.
 bool MayNeedGeneral(const KernelRequest& request);
 
 // Whether TMA can fetch the bias of each range of keys, or of each tile, from its first key on.

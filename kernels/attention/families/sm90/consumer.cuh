@@ -281,12 +281,18 @@ class Consumer {
     return AllVisible<kBlock>(now.low, now.high, now.position + group_ * 64, block.position, block.length);
   }
 
+  // What a bias is multiplied with.
+  __device__ __forceinline__ float InverseScale() const {
+    if constexpr (Config::kFp8) return shared_.control->units.inverse_scale;
+    return p_.bias.inverse_scale;
+  }
+
   // Adds the bias of the block at keys_.
   __device__ __forceinline__ void AddBias(float (&logits)[kBlock / 2]) {
     const BiasParameters& bias = p_.bias;
     if (bias.rows > 0) {
       ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
-      AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), bias.rows > 1, bias.inverse_scale);
+      AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), bias.rows > 1, InverseScale());
       ptx::ReleaseToCopies(shared_.EmptyBias(group_, bias_.stage));
       bias_.Advance();
     }

@@ -202,7 +202,9 @@ class Sm90Kernel : public AttentionKernel {
     if (MayNeedGeneral(request)) general_->Load(ForGeneral(request));
     if (HasForward(request)) ForwardOf(request).load();
     if (HasBackward(request)) BackwardOf(request).load();
-    if (HasBiasGradient(request)) BiasGradientOf(request.shape).load();
+    if (HasBackward(request) && CastsBackward(request))
+      BackwardOf(request.shape, request.bias, Casts::kP).load();
+    if (HasBiasGradient(request)) BiasGradientOf(request.shape, CastsBackward(request)).load();
   }
 
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
@@ -217,7 +219,7 @@ class Sm90Kernel : public AttentionKernel {
       OrderByBlock(*forward, key, true);
       if (MultipliesPayloads(request)) AlignToSlots(*forward, key);
     }
-    if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape).tile_rows);
+    if (HasBiasGradient(request)) bias_gradient = queries(BiasGradientOf(request.shape, false).tile_rows);
     std::optional<BackwardList> backward;
     if (HasBackward(request)) {
       const BackwardKernelEntry entry = BackwardOf(request);
@@ -233,8 +235,7 @@ class Sm90Kernel : public AttentionKernel {
       drop_unaligned(bias_gradient);
     }
     std::unique_ptr<BlockPlan> general;
-    if (!forward ||
-        (request.training && (!backward || CastsBackward(request) || (has_bias && !bias_gradient))))
+    if (!forward || (request.training && (!backward || (has_bias && !bias_gradient))))
       general = general_->Plan(ForGeneral(request), query, key, bands, stream);
     return std::make_unique<sm90::Plan>(rt_, request, query, key, bands.size(), forward ? &*forward : nullptr,
                                         backward ? &*backward : nullptr,
@@ -276,7 +277,7 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.first = args.first;
     call.last = args.last;
-    call.fp8 = {args.q.scale, args.k.scale, args.v.scale, nullptr, nullptr, args.p_scale};
+    call.fp8 = {args.q.scale, args.k.scale, args.v.scale, nullptr, nullptr, args.p_scale, nullptr};
     call.all_slots = plan.key_slots();
     const auto products = plan.native()       ? Products::kFp8Native
                           : args.p_scale != 0 ? Products::kFp8Values
@@ -287,8 +288,7 @@ class Sm90Kernel : public AttentionKernel {
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const auto& plan = static_cast<const sm90::Plan&>(*args.plan);
-    const bool fp8 = args.casts.p_scale != 0;
-    if (!plan.backward() || (fp8 && !args.casts.ds_scale)) {
+    if (!plan.backward()) {
       BackwardArgs general = args;
       general.plan = General(plan);
       general_->Backward(shape, general, stream);
@@ -316,9 +316,12 @@ class Sm90Kernel : public AttentionKernel {
     call.multiprocessors = multiprocessors_;
     call.query_first = args.query.first, call.query_last = args.query.last;
     call.key_first = args.key.first, call.key_last = args.key.last;
-    call.fp8 = {args.q.scale,    args.k.scale,        args.v.scale,
-                args.dout.scale, args.casts.ds_scale, args.casts.p_scale};
-    BackwardOf(shape, plan.bias(), fp8).launch(call, reinterpret_cast<cudaStream_t>(stream));
+    call.fp8 = {args.q.scale,        args.k.scale,       args.v.scale,      args.dout.scale,
+                args.casts.ds_scale, args.casts.p_scale, args.casts.amax_ds};
+    const Casts casts = args.casts.p_scale == 0 ? Casts::kNone
+                        : args.casts.ds_scale   ? Casts::kPAndDs
+                                                : Casts::kP;
+    BackwardOf(shape, plan.bias(), casts).launch(call, reinterpret_cast<cudaStream_t>(stream));
   }
 
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
@@ -343,6 +346,7 @@ class Sm90Kernel : public AttentionKernel {
     call.gradient = plan.BiasTensorOf(gradient.sum, shape.heads, gradient.batch_stride, gradient.head_stride,
                                       gradient.query_stride);
     call.multiprocessors = multiprocessors_;
+    call.fp8 = {args.q.scale, args.k.scale, args.v.scale, args.dout.scale, nullptr, 0, nullptr};
     // Sequences that share the bias add to the same elements, one launch after another, in a fixed order.
     int first = 0;
     const std::vector<int>& ends = plan.bias_sequence_ends();
@@ -350,7 +354,7 @@ class Sm90Kernel : public AttentionKernel {
     for (std::size_t i = gradient.batch_stride == 0 ? 0 : ends.size() - 1; i < ends.size(); ++i) {
       call.tiles = plan.bias_tiles() + first;
       call.tiles_count = ends[i] - first;
-      BiasGradientOf(shape).launch(call, reinterpret_cast<cudaStream_t>(stream));
+      BiasGradientOf(shape, args.casts.p_scale != 0).launch(call, reinterpret_cast<cudaStream_t>(stream));
       first = ends[i];
     }
   }
@@ -430,7 +434,7 @@ class Family : public AttentionFamily {
                BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
     }
     if (HasBiasGradient(request)) {
-      const int tile_rows = BiasGradientOf(request.shape).tile_rows;
+      const int tile_rows = BiasGradientOf(request.shape, false).tile_rows;
       bytes += WorkListBytes(Side::kQuery, query, key, tile_rows) + 2 * Plan::kAlignment;
     }
     return bytes;

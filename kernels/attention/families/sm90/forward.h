@@ -71,6 +71,7 @@ ForwardKernelEntry ForwardKernelOf(int dim_qk, int dim_v);
 template <typename T>
 ForwardKernelEntry BiasedForwardKernelOf(int dim_qk, int dim_v);
 ForwardKernelEntry Fp8ForwardKernelOf(int dim_qk, int dim_v);
+ForwardKernelEntry BiasedFp8ForwardKernelOf(int dim_qk, int dim_v);
 // With products of payloads.
 ForwardKernelEntry NativeForwardKernelOf(int dim_qk, int dim_v);
 

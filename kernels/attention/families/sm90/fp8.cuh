@@ -18,12 +18,16 @@
 
 namespace cppool::kernels::cuda::sm90 {
 
-// A kernel's tiling, for fp8. There is none with a bias.
+// A kernel's tiling, for fp8.
 template <typename Tiling>
 struct InFp8 : Tiling {
-  static_assert(!Tiling::kBias);
   static constexpr bool kFp8 = true;
   static constexpr bool kDqAsMade = false;  // 7 % slower: the scale would be read again and again
+};
+// The same for the step that finds dS's scale: P is cast, dS is not, and its largest magnitude is found.
+template <typename Tiling>
+struct FindingDs : InFp8<Tiling> {
+  static constexpr bool kFindsDs = true;
 };
 
 // Grids to which ptx::Pack rounds, as pairs of bf16.
@@ -34,7 +38,7 @@ struct E5M2Grid;
 template <typename T, typename Config>
 using POf = std::conditional_t<Config::kFp8, E4M3Grid, T>;
 template <typename T, typename Config>
-using DsOf = std::conditional_t<Config::kFp8, E5M2Grid, T>;
+using DsOf = std::conditional_t<Config::kFp8 && !Config::kFindsDs, E5M2Grid, T>;
 
 // In place of ForwardParameters::scale and what is made of it.
 struct ForwardUnits {
@@ -53,6 +57,21 @@ struct ForwardUnits {
   }
 };
 
+// With a bias, which is divided by the scale before it is added to logits. That must not make it infinite:
+// with a unit that is raised to kLeast, logits are nothing beside a bias.
+struct BiasedForwardUnits : ForwardUnits {
+  float inverse_scale;
+
+  static constexpr float kLeast = 0x1p-100f;
+  static __device__ __forceinline__ BiasedForwardUnits Of(const ForwardParameters& p) {
+    const float unit = fmaxf(LogitUnit(p.fp8), kLeast);
+    return {{p.scale * unit, p.scale_log2 * unit, log2f(p.fp8.p_scale), ScaleOf(p.fp8.v)},
+            p.bias.inverse_scale / unit};
+  }
+};
+template <typename Config>
+using ForwardUnitsOf = std::conditional_t<Config::kBias, BiasedForwardUnits, ForwardUnits>;
+
 // In place of BackwardParameters::scale and what is made of it. Exponentials are p_scale times as large, and
 // ds is made ds_scale times as large.
 struct BackwardUnits {
@@ -61,9 +80,11 @@ struct BackwardUnits {
   float dp, delta;   // ds = p * (dp * units.dp - delta * units.delta)
   float dq, dk, dv;  // results of products with payloads are multiplied with these
 
-  static __device__ __forceinline__ BackwardUnits Of(const BackwardParameters& p) {
-    const float unit = ForwardUnits::LogitUnit(p.fp8), p_scale = p.fp8.p_scale;
-    const float of_ds = p.fp8.ds_scale[0] / p_scale, per_ds = p.scale * p.fp8.ds_scale[1];
+  template <typename Config>
+  static __device__ __forceinline__ BackwardUnits Of(const BackwardParameters& p, float unit) {
+    const float p_scale = p.fp8.p_scale;
+    const float of_ds = (Config::kFindsDs ? 1.0f : p.fp8.ds_scale[0]) / p_scale;
+    const float per_ds = Config::kFindsDs ? p.scale : p.scale * p.fp8.ds_scale[1];
     const float dout = ForwardUnits::ScaleOf(p.fp8.dout);
     return {p.scale_log2 * unit,
             log2f(p_scale),
@@ -73,7 +94,24 @@ struct BackwardUnits {
             per_ds * ForwardUnits::ScaleOf(p.fp8.q),
             dout / p_scale};
   }
+  template <typename Config>
+  static __device__ __forceinline__ BackwardUnits Of(const BackwardParameters& p) {
+    return Of<Config>(p, ForwardUnits::LogitUnit(p.fp8));
+  }
 };
+
+// With a bias, as BiasedForwardUnits.
+struct BiasedBackwardUnits : BackwardUnits {
+  float inverse_scale;
+
+  template <typename Config>
+  static __device__ __forceinline__ BiasedBackwardUnits Of(const BackwardParameters& p) {
+    const float unit = fmaxf(ForwardUnits::LogitUnit(p.fp8), BiasedForwardUnits::kLeast);
+    return {BackwardUnits::Of<Config>(p, unit), p.bias.inverse_scale / unit};
+  }
+};
+template <typename Config>
+using BackwardUnitsOf = std::conditional_t<Config::kBias, BiasedBackwardUnits, BackwardUnits>;
 
 }  // namespace cppool::kernels::cuda::sm90
 

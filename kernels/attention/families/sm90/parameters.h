@@ -40,6 +40,7 @@ struct Fp8Parameters {
   const float* dout;
   const float* ds_scale;  // dS is multiplied with the first before its cast; the second is its inverse
   float p_scale;          // P is multiplied with it before its cast
+  float* amax_ds;         // raised to the largest |dS| where that is found; NULL: not wanted
 };
 
 // Blocks of keys behind the first one, which arrive while the kernel runs (ArrivingKeys).

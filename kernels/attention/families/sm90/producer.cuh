@@ -103,8 +103,9 @@ __device__ __forceinline__ void ProduceQueries(const ForwardParameters& p, const
     blocks += (p.work.ranges[i].length + kBlock - 1) / kBlock;
   info = {head, blocks, token, member, tile.position, tile.length, tile.band.low, tile.band.high};
   if constexpr (Config::kBias) {
-    [[maybe_unused]] const float slope =
-        p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * p.bias.inverse_scale : 0;
+    float inverse_scale = p.bias.inverse_scale;
+    if constexpr (Config::kFp8) inverse_scale = shared.control->units.inverse_scale;
+    [[maybe_unused]] const float slope = p.bias.alibi_slopes ? p.bias.alibi_slopes[head] * inverse_scale : 0;
     shared.control->biases[index] = {slope, tile.band.diagonal, tile.sequence};
   }
   ptx::ArriveExpecting(full, Config::kQueryCopyBytes);

@@ -293,4 +293,13 @@ __device__ __forceinline__ uint4 LoadShared16(std::uint32_t from) {
   return value;
 }
 
+// most = max(most, |x|), unless x is NaN; in the order of the program, so that one register is enough.
+__device__ __forceinline__ void RaiseToMagnitude(float& most, float x) {
+  asm volatile("{.reg .f32 size; abs.f32 size, %1; max.f32 %0, %0, size;}" : "+f"(most) : "f"(x));
+}
+// Raises a number in shared memory to `x`, which is not negative.
+__device__ __forceinline__ void RaiseShared(std::uint32_t to, float x) {
+  asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(to), "r"(__float_as_uint(x)) : "memory");
+}
+
 }  // namespace cppool::kernels::cuda::ptx

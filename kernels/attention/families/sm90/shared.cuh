@@ -63,7 +63,7 @@ using BaseControlOf = std::conditional_t<Config::kBias, BiasControl<Config>, Con
 
 template <typename Config>
 struct Fp8Control : BaseControlOf<Config> {
-  ForwardUnits units;
+  ForwardUnitsOf<Config> units;
 };
 
 // With products of payloads.

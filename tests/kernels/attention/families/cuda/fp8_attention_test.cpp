@@ -291,7 +291,19 @@ TEST_CASE("fp8 attention on a GPU agrees with the host's for windows, several ca
       ExpectAsOnHost(cuda, host,
                      {.dims = {192, 128}, .blocks = blocks, .band = kAll, .parts = 2, .bias = true});
     }
-    ExpectAsOnHost(cuda, host, {.band = kCausal}, false);  // the amax of dS
+  }
+}
+
+TEST_CASE("fp8 attention on a GPU finds the amax of dS that the host finds, for every head dim") {
+  if (!HaveDevice()) return;
+  const Side host = HostSide();
+  for (const AttentionFamily* family : AttentionFamilies("cuda")) {
+    const Side cuda(CreateCudaBackend(1), *family);
+    for (const Dims dims : kDims) {
+      ExpectAsOnHost(cuda, host, {.dims = dims}, false);
+      ExpectAsOnHost(cuda, host, {.dims = dims, .band = kWindow, .parts = 2}, false);
+      ExpectAsOnHost(cuda, host, {.dims = dims, .bias = true, .keys = 200}, false);
+    }
   }
 }
 
