@@ -50,7 +50,7 @@ BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, Casts ca
 }
 
 bool MultipliesPayloads(const KernelRequest& request) {
-  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products == Fp8Products::kNative &&
+  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products != Fp8Products::kBf16 &&
          ForwardOf(request.shape, request.bias, Products::kFp8Native).tile_rows > 0;
 }
 

@@ -329,6 +329,29 @@ TEST_CASE(
   if (!any) WARN("no GPU here multiplies payloads");
 }
 
+TEST_CASE("fp8 attention on a GPU multiplies payloads where it can, unless it is told otherwise") {
+  if (!HaveDevice()) return;
+  for (const AttentionFamily* family : AttentionFamilies("cuda")) {
+    CAPTURE(family->name());
+    for (const Dims dims : kDims) {
+      for (const BiasType bias : {BiasType::kNone, BiasType::kPostScale}) {
+        KernelRequest request;
+        request.shape = Shape(dims, Dtype::kBf16, 4, 2);
+        request.bias = bias;
+        request.fp8 = Fp8Recipe{ScalingMode::kCurrent, true, false, true, true, Fp8Products::kNative};
+        const bool can = !family->Refusal(request);
+        const auto form_of = [&](Fp8Products products) {
+          request.fp8->products = products;
+          REQUIRE_FALSE(family->Refusal(request));
+          return family->capabilities(request).forward_qk;
+        };
+        CHECK(form_of(Fp8Products::kAuto) == (can ? Fp8Form::kPayload : Fp8Form::kValues));
+        CHECK(form_of(Fp8Products::kBf16) == Fp8Form::kValues);
+      }
+    }
+  }
+}
+
 // Sums of 8-bit products lose what their mantissas have no bits for: a gain of 0.606 is left over 32K keys of
 // one sign without sums in fp32 in between, and 0.9935 with one every 512 keys.
 TEST_CASE("fp8 attention on a GPU: products of payloads lose nothing over 32K keys of one sign") {
