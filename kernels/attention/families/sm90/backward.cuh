@@ -11,6 +11,7 @@
 
 #include <type_traits>
 
+#include "kernels/attention/families/sm90/backward_blocks_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_dims_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_dq.cuh"
@@ -24,12 +25,14 @@ namespace cppool::kernels::cuda::sm90 {
 
 template <typename T, typename Config>
 using BackwardConsumerOf = std::conditional_t<
-    Config::kPairs, BackwardPairConsumer<T, Config>,
+    Config::kInBlocks, BackwardBlocksConsumer<T, Config>,
     std::conditional_t<
-        Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
-        std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
-                           std::conditional_t<Config::kRows == 128, BackwardWideConsumer<T, Config>,
-                                              BackwardConsumer<T, Config>>>>>;
+        Config::kPairs, BackwardPairConsumer<T, Config>,
+        std::conditional_t<
+            Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
+            std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
+                               std::conditional_t<Config::kRows == 128, BackwardWideConsumer<T, Config>,
+                                                  BackwardConsumer<T, Config>>>>>>;
 
 // Synchronises a thread block, or a cluster of two.
 template <typename Config>

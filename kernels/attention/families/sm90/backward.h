@@ -42,6 +42,10 @@ struct BackwardCall {
   bool query_first = true, query_last = true;  // of dq, see GradientPass
   bool key_first = true, key_last = true;      // of dk and dv
   Fp8Parameters fp8{};
+  // With casts in blocks, as in BackwardArgs.
+  const void* q_of_dk = nullptr;
+  const void* k_of_dq = nullptr;
+  const void* dout_of_dv = nullptr;
 };
 
 struct BackwardKernelEntry {
@@ -53,7 +57,7 @@ struct BackwardKernelEntry {
 
 // What a kernel casts, with one scale each: nothing, P and dS are rounded to the dtype; P and dS; P alone, of
 // dS it finds the largest magnitude. With casts the dtype is bf16.
-enum class Casts { kNone, kPAndDs, kP };
+enum class Casts { kNone, kPAndDs, kP, kBlocks };
 
 // For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.
 BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Casts casts);
@@ -66,5 +70,6 @@ BackwardKernelEntry BiasedBackwardKernelOf(int dim_qk, int dim_v);
 BackwardKernelEntry Fp8BackwardKernelOf(int dim_qk, int dim_v);
 BackwardKernelEntry BiasedFp8BackwardKernelOf(int dim_qk, int dim_v);
 BackwardKernelEntry FindingBackwardKernelOf(int dim_qk, int dim_v, bool bias);
+BackwardKernelEntry BlocksBackwardKernelOf(int dim_qk, int dim_v, bool bias);
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -25,6 +25,7 @@ struct BackwardBuffers {
   static constexpr bool kDqAsMade = false;                        // see dq.cuh
   static constexpr bool kFp8 = false;                             // see InFp8
   static constexpr bool kFindsDs = false;                         // see FindingDs
+  static constexpr bool kInBlocks = false;                        // see BlocksTiling
   static constexpr bool kPairs = kPairsValue;                     // a tile has a cluster of two thread blocks
   static constexpr int kListKeys = (kPairs ? 2 : 1) * kTileKeys;  // a tile of the work list
   static constexpr int kThreads = 3 * kWarpgroup;
@@ -126,5 +127,26 @@ template <>
 struct BiasedBackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2, 1> {};
 template <>
 struct BiasedBackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1, 1> {};
+
+// For casts in blocks (backward_blocks_consumer.cuh), which divides the dims in halves of at least 32: 64 of
+// 64 and more. dq, dk and dv have operands of their own: of keys a buffer, of queries and output gradients a
+// second filling of a ring's buffers in each step.
+template <int kDimQkValue, int kDimVValue, int kStagesValue, int kBiasStagesValue = 0>
+struct BlocksTiling : BackwardBuffers<kDimQkValue, kDimVValue, 64, 64, 1, kStagesValue, kStagesValue,
+                                      kDimQkValue == 64 ? 32 : 64, 3, kBiasStagesValue> {
+  using Base = BackwardBuffers<kDimQkValue, kDimVValue, 64, 64, 1, kStagesValue, kStagesValue,
+                               kDimQkValue == 64 ? 32 : 64, 3, kBiasStagesValue>;
+  static constexpr bool kSplitsDims = true, kTakesHalves = false, kFp8 = true, kInBlocks = true;
+  static constexpr int kOtherKeyBytes = Base::kKeyBytes;  // keys for dq
+  static constexpr int kTileBytes = Base::kTileBytes + kOtherKeyBytes;
+  static constexpr int kControlBytes = Base::kControlBytes + 1024;  // what warps tell each other
+  static constexpr int kSharedBytes = kTileBytes + kControlBytes + kSharedAlignment;
+  static_assert(kStagesValue <= 2 && kBiasStagesValue <= 1);
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+template <int kDimQk, int kDimV>
+struct BlocksBackwardTiling : BlocksTiling<kDimQk, kDimV, kDimQk == 256 ? 1 : 2> {};
+template <int kDimQk, int kDimV>
+struct BiasedBlocksBackwardTiling : BlocksTiling<kDimQk, kDimV, kDimQk == 256 ? 1 : 2, 1> {};
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -45,7 +45,7 @@ class BackwardDimsConsumer : BackwardDimsStep<T, Config> {
       this->TakeOperands();
       std::uint32_t packed[kColumns / 4];
       PackOperand<POf<T, Config>>(logits, packed);
-      this->StoreP(packed);
+      this->StoreByKeys(kP, packed);
       WaitForProducts<0>();
       Settle(dp);
       if (!visible) this->HideDp(logits, dp);

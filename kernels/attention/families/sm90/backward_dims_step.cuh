@@ -1,6 +1,7 @@
-// What both kinds of consumer warpgroups that divide the dims do (backward_dims_consumer.cuh,
-// backward_pair_consumer.cuh), for heads so large that dk and dv of 64 keys do not fit a warpgroup's
-// registers: both have the same 64 keys, and the products of backward_keys_step.cuh are divided like this.
+// What all kinds of consumer warpgroups that divide the dims do (backward_dims_consumer.cuh and
+// backward_pair_consumer.cuh for heads so large that dk and dv of 64 keys do not fit a warpgroup's registers,
+// and backward_blocks_consumer.cuh): both have the same 64 keys, and the products of backward_keys_step.cuh
+// are divided like this.
 //
 // - Logits and dout v^T, keys by queries: a half of the block's queries each.
 // - p^T, keys by queries, and ds, queries by keys, go through shared memory to both.
@@ -20,7 +21,8 @@ class BackwardDimsStep : protected BackwardStep<T, Config> {
   using Step::shared_, Step::group_, Step::warp_row_, Step::tiles_, Step::rings_;
 
   static_assert(kTileKeys == 64 && kRows == 64);
-  enum Buffer { kP, kDs, kOtherDs };  // [64][64] each
+  // [64][64] each. The third one: of the other block of a cluster, or ds^T with casts in blocks.
+  enum Buffer { kP, kDs, kOtherDs, kDsByKeys = kOtherDs };
 
   __device__ __forceinline__ BackwardDimsStep(const BackwardParameters& p,
                                               const BackwardShared<Config>& shared)
@@ -66,23 +68,23 @@ class BackwardDimsStep : protected BackwardStep<T, Config> {
   // dk += ds^T q
   __device__ __forceinline__ void StartDk(float (&dk)[kDkDims / 2]) const {
     const std::uint32_t dims =
-        static_cast<std::uint32_t>(group_) * (DqParts<Config>::kApart * kRows * kRowBytes);
+        static_cast<std::uint32_t>(group_) * (DqParts<Config>::kApartDims / 64 * kRows * kRowBytes);
     StartProductOverBothRows<T, kRows, kDkDims>(
         dk, Operand::OverRows(shared_.Ds(kDs), kRows),
         Operand::OverRows(shared_.Queries(rings_.q().stage) + dims, kRows));
     CommitProducts();
   }
 
-  // p^T of this warpgroup's queries to shared memory, swizzled. This warp: 16 keys.
-  __device__ __forceinline__ void StoreP(const std::uint32_t (&p)[kColumns / 4]) const {
+  // p^T or ds^T of this warpgroup's queries to shared memory, swizzled. This warp: 16 keys.
+  __device__ __forceinline__ void StoreByKeys(Buffer buffer, const std::uint32_t (&x)[kColumns / 4]) const {
     const int lane = Step::Lane();
     // The first 16 queries' first chunk of a row.
     const std::uint32_t line =
-        ptx::Opaque(shared_.Ds(kP) + (warp_row_ + lane % 16) * kRowBytes +
+        ptx::Opaque(shared_.Ds(buffer) + (warp_row_ + lane % 16) * kRowBytes +
                     static_cast<std::uint32_t>((group_ * (kColumns / 8) + lane / 16) ^ (lane % 8)) * 16);
 #pragma unroll
     for (int n = 0; n < kColumns / 16; ++n)
-      ptx::StoreMatrix(line ^ (n * 32), p[n * 4], p[n * 4 + 1], p[n * 4 + 2], p[n * 4 + 3]);
+      ptx::StoreMatrix(line ^ (n * 32), x[n * 4], x[n * 4 + 1], x[n * 4 + 2], x[n * 4 + 3]);
   }
 };
 

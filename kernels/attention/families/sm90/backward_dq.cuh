@@ -23,11 +23,12 @@ __device__ __forceinline__ void AddDq(const BackwardParameters& p, const Backwar
   constexpr int kBox = Config::kDqDims / 32;
   const int row = kByRows ? group * Config::kDqRows : 0;
   const int parts = Config::kPairs ? 2 : Config::kSplitsDims ? DqParts<Config>::Count(group) : 1;
-  const int first = Config::kPairs        ? adder * 2 * kBox
-                    : Config::kSplitsDims ? (group * DqParts<Config>::kApart + 2 - parts) * kBox
-                    : kByRows             ? 0
-                                          : group * kBox;
-  StepRings<Config::kStages, Config::kDoutStages> rings;
+  const int first = Config::kPairs ? adder * 2 * kBox
+                    : Config::kSplitsDims
+                        ? (group * DqParts<Config>::kApart + DqParts<Config>::kMade - parts) * kBox
+                    : kByRows ? 0
+                              : group * kBox;
+  StepRingsOf<Config> rings;
   for (std::uint32_t parity = 0;; parity ^= 1) {
     ptx::Wait(shared.FullDq(group), parity);
     if (shared.control->dq_ends[group] != 0) return;

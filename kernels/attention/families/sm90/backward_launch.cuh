@@ -66,6 +66,13 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
       p.k = EncodeRows({call.k, call.rows_kv, work.key_step, map.kv_heads, Config::kDimQk}, Config::kTileKeys,
                        Config::kPairs ? Config::kDimQk / 2 : Config::kDimQk);
       p.v = EncodeRows({call.v, call.rows_kv, work.key_step, map.kv_heads, Config::kDimV}, Config::kTileKeys);
+      if constexpr (Config::kInBlocks) {
+        p.q_of_dk = EncodeRows({call.q_of_dk, call.rows_q, step, map.heads, Config::kDimQk}, Config::kRows);
+        p.dout_of_dv =
+            EncodeRows({call.dout_of_dv, call.rows_q, step, map.heads, Config::kDimV}, Config::kRows);
+        p.k_of_dq = EncodeRows({call.k_of_dq, call.rows_kv, work.key_step, map.kv_heads, Config::kDimQk},
+                               Config::kTileKeys);
+      }
       p.dq = EncodeFloatRows({call.dq_sum, call.rows_q, step, map.heads, Config::kDimQk}, Config::kDqRows,
                              Config::kDqDims);
     }

@@ -105,6 +105,19 @@ BackwardList BuildBackwardList(const Layout& query, const Layout& key, const std
   return list;
 }
 
+Layout CutAtMultiples(const Layout& layout, int step) {
+  Layout cut = layout;
+  cut.segments.clear();
+  for (const Segment& segment : layout.segments) {
+    const std::int32_t before = std::min((step - segment.position % step) % step, segment.length);
+    if (before > 0) cut.segments.push_back({segment.sequence, segment.position, before, segment.row});
+    if (before < segment.length)
+      cut.segments.push_back({segment.sequence, segment.position + before, segment.length - before,
+                              segment.row + std::int64_t{before} * layout.row_step});
+  }
+  return cut;
+}
+
 std::int64_t CountBlocks(const Layout& layout, int rows) {
   std::int64_t count = 0;
   ForPieces(layout, rows, [&](const Segment&, std::int32_t, std::int32_t) { ++count; });

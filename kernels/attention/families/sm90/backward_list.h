@@ -21,6 +21,10 @@ struct BackwardList {
 BackwardList BuildBackwardList(const Layout& query, const Layout& key, const std::vector<Band>& bands,
                                int tile_keys, int block_rows);
 
+// Returns the layout with segments cut at their first positions that are multiples of `step`, so that tiles
+// and blocks of multiples of it begin there, or end at the first one.
+Layout CutAtMultiples(const Layout& layout, int step);
+
 // Returns the most that its tiles and blocks take, whatever the bands.
 std::size_t BackwardListBytes(const Layout& query, const Layout& key, int tile_keys, int block_rows);
 std::int64_t CountBlocks(const Layout& layout, int rows);

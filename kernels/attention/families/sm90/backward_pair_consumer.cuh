@@ -111,7 +111,7 @@ class BackwardPairConsumer : BackwardDimsStep<T, Config> {
     std::uint32_t packed[kColumns / 4];
     PackOperand<POf<T, Config>>(logits, packed);
     this->TakeOperands();
-    this->StoreP(packed);
+    this->StoreByKeys(kP, packed);
   }
   __device__ __forceinline__ void ShareP() const {
     ptx::FenceShared();

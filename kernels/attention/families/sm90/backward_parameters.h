@@ -76,6 +76,8 @@ struct BackwardParameters {
   BiasParameters bias;             // boxes of kRows queries
   const KeyTileBias* tile_biases;  // of work.tiles
   Fp8Parameters fp8;               // read by kernels for fp8 alone
+  // Read by kernels for casts in blocks alone: boxes as of q, dout and k.
+  CUtensorMap q_of_dk, dout_of_dv, k_of_dq;
 };
 
 }  // namespace cppool::kernels::cuda::sm90

@@ -41,7 +41,7 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
   const int lane = threadIdx.x % 32;
   const int items = p.work.busy_tiles * p.map.kv_heads;
   Ring<Config::kTileStages> tiles;
-  StepRings<Config::kStages, Config::kDoutStages> rings;
+  StepRingsOf<Config> rings;
   while (true) {
     int item = 0;
     if constexpr (Config::kPairs) {
@@ -87,10 +87,11 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
       if constexpr (Config::kPairs) {
         ProducePairKeys(p, shared, tiles.stage);
       } else {
-        ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes);
+        ptx::ArriveExpecting(full_tile, Config::kKeyBytes + Config::kValueBytes + Config::kOtherKeyBytes);
         const ptx::RowCoordinates from{tile.token, tile.member, kv_head};
         ptx::LoadBox(shared.Keys(tiles.stage), &p.k, from, full_tile);
         ptx::LoadBox(shared.Values(tiles.stage), &p.v, from, full_tile);
+        if constexpr (Config::kInBlocks) ptx::LoadBox(shared.OtherKeys(), &p.k_of_dq, from, full_tile);
       }
     }
     __syncwarp();
@@ -189,6 +190,22 @@ __device__ __forceinline__ void ProduceBackward(const BackwardParameters& p,
         ptx::Arrive(shared.FullDout(dout.stage));
       }
       __syncwarp();
+      if constexpr (Config::kInBlocks) {
+        const auto second = rings.second();
+        ptx::Wait(shared.EmptyQ(second.stage), second.parity ^ 1);
+        if (lane == 0) {
+          ptx::ArriveExpecting(shared.FullQ(second.stage), Config::kQueryBytes);
+          ptx::LoadBox(shared.Queries(second.stage), &p.q_of_dk, from, shared.FullQ(second.stage));
+        }
+        ptx::Wait(shared.EmptyDout(second.stage), second.parity ^ 1);
+        if (lane == 0) {
+          ptx::ArriveExpecting(shared.FullDout(second.stage), Config::kDoutBytes);
+          ptx::LoadBox(shared.Dout(second.stage), &p.dout_of_dv, from, shared.FullDout(second.stage));
+        } else {
+          ptx::Arrive(shared.FullDout(second.stage));
+        }
+        __syncwarp();
+      }
       rings.Advance();
     }
   }

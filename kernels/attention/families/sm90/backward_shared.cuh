@@ -31,14 +31,17 @@ struct StepInfo {
   int order;  // how many tiles add to dq before this one
 };
 
-// Which boxes of dq's dims, 64 each, a consumer hands over in a step of a kernel whose warpgroups divide the
-// dims.
+// How two warpgroups divide the dims of dk and dq, in boxes of kDqDims: each makes kMade boxes, the second one
+// those from kApart on. Of dq a consumer hands over those that it owns.
 template <typename Config>
 struct DqParts {
-  static constexpr int kApart =
-      Config::kDimQk / 64 - 2;  // how far the second consumer's first box is from the first's
-  static __device__ __forceinline__ bool Owns(int group, int part) { return part >= group * (2 - kApart); }
-  static __device__ __forceinline__ int Count(int group) { return 2 - group * (2 - kApart); }
+  static constexpr int kBoxes = Config::kDimQk / Config::kDqDims, kMade = (kBoxes + 1) / 2;
+  static constexpr int kApart = kBoxes - kMade;
+  static constexpr int kDims = kMade * Config::kDqDims, kApartDims = kApart * Config::kDqDims;
+  static __device__ __forceinline__ bool Owns(int group, int part) {
+    return part >= group * (kMade - kApart);
+  }
+  static __device__ __forceinline__ int Count(int group) { return kMade - group * (kMade - kApart); }
 };
 
 template <int kTileStages, int kStages, int kDoutStages, int kRows>
@@ -95,9 +98,16 @@ struct FindingBackwardControl : Fp8BackwardControl<Config> {
 };
 
 template <typename Config>
-using BackwardControlOf = std::conditional_t<
-    Config::kFindsDs, FindingBackwardControl<Config>,
-    std::conditional_t<Config::kFp8, Fp8BackwardControl<Config>, BaseBackwardControlOf<Config>>>;
+struct BlocksBackwardControl : Fp8BackwardControl<Config> {
+  alignas(8) unsigned largest[2][4][32];  // |dS| of a consumer's warp's keys, for each query, as floats
+};
+
+template <typename Config>
+using BackwardControlOf =
+    std::conditional_t<Config::kInBlocks, BlocksBackwardControl<Config>,
+                       std::conditional_t<Config::kFindsDs, FindingBackwardControl<Config>,
+                                          std::conditional_t<Config::kFp8, Fp8BackwardControl<Config>,
+                                                             BaseBackwardControlOf<Config>>>>;
 
 template <typename Config>
 struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileBytes> {
@@ -131,7 +141,8 @@ struct BackwardShared : SharedMemory<BackwardControlOf<Config>, Config::kTileByt
   }
 
   // The second or first half of the dims of the other block's keys: [kDimQk / 128][kTileKeys][64] swizzled.
-  __device__ __forceinline__ std::uint32_t OtherKeys() const { return Dq(2); }
+  // With casts in blocks the keys for dq, as Keys.
+  __device__ __forceinline__ std::uint32_t OtherKeys() const { return Bias(Config::kBiasStages); }
 
   __device__ __forceinline__ std::uint32_t FullTile(int i) const { return At(control->full_tile + i); }
   __device__ __forceinline__ std::uint32_t EmptyTile(int i) const { return At(control->empty_tile + i); }
@@ -218,5 +229,31 @@ class StepRings {
   Ring<kStages> q_;
   Ring<kDoutStages> dout_;  // used where it does not follow
 };
+
+// The same with casts in blocks, where a step fills buffers twice: with what logits and dP read, then with
+// what the other products do.
+template <int kStages>
+class TwofoldRings {
+ public:
+  __device__ __forceinline__ Ring<kStages> q() const { return {0, kStages == 2 ? steps_ % 2 : 0}; }
+  __device__ __forceinline__ Ring<kStages> dout() const { return q(); }
+  __device__ __forceinline__ Ring<kStages> second() const {
+    return {kStages - 1, kStages == 2 ? steps_ % 2 : 1};
+  }
+  template <int kCount>
+  __device__ __forceinline__ Ring<kCount> Beside() const {
+    static_assert(kCount == 1);
+    return {0, steps_ % 2};
+  }
+  __device__ __forceinline__ int step() const { return static_cast<int>(steps_ % (2 * kStages)); }
+  __device__ __forceinline__ void Advance() { ++steps_; }
+
+ private:
+  std::uint32_t steps_ = 0;
+};
+
+template <typename Config>
+using StepRingsOf = std::conditional_t<Config::kInBlocks, TwofoldRings<Config::kStages>,
+                                       StepRings<Config::kStages, Config::kDoutStages>>;
 
 }  // namespace cppool::kernels::cuda::sm90

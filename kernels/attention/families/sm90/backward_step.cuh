@@ -24,9 +24,8 @@ class BackwardStep {
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kRows = Config::kRows;
   static constexpr int kTileKeys = Config::kTileKeys;
   static constexpr int kColumns = Config::kSplitsDims || Config::kTakesHalves ? kRows / 2 : kRows;
-  // The dims of dk and dv that a warpgroup makes. Where they are divided, those of dk begin at
-  // DqParts::kApart boxes of 64 for the second one.
-  static constexpr int kDkDims = Config::kSplitsDims ? 128 : kDimQk;
+  // The dims of dk and dv that a warpgroup makes.
+  static constexpr int kDkDims = Config::kSplitsDims ? DqParts<Config>::kDims : kDimQk;
   static constexpr int kDvDims = Config::kSplitsDims ? kDimV / 2 : kDimV;
 
   __device__ __forceinline__ BackwardStep(const BackwardParameters& p, const BackwardShared<Config>& shared)
@@ -43,8 +42,7 @@ class BackwardStep {
   };
 
   __device__ __forceinline__ const KeyTileInfo& tile() const { return shared_.control->tiles[tiles_.stage]; }
-  __device__ __forceinline__ const StepInfo& StepOf(
-      const StepRings<Config::kStages, Config::kDoutStages>& rings) const {
+  __device__ __forceinline__ const StepInfo& StepOf(const StepRingsOf<Config>& rings) const {
     return shared_.control->steps[rings.step()];
   }
   __device__ __forceinline__ int FirstKey() const { return Config::kSplitsDims ? 0 : group_ * 64; }
@@ -69,16 +67,24 @@ class BackwardStep {
         ptx::StoreShared16(tile + (d * kTileRows + rows) * kRowBytes + i * 16, make_uint4(0, 0, 0, 0));
     }
   }
-  // Each warpgroup does so for itself.
+  // Each warpgroup does so for itself. With casts in blocks dq reads other keys, and what logits and dout v^T
+  // have of rows that are no token's is hidden.
   __device__ __forceinline__ void ClearKeys(int rows) const {
-    ClearRows<kDimQk, kTileKeys>(shared_.Keys(tiles_.stage), rows);
-    ClearRows<kDimV, kTileKeys>(shared_.Values(tiles_.stage), rows);
+    if constexpr (Config::kInBlocks) {
+      ClearRows<kDimQk, kTileKeys>(shared_.OtherKeys(), rows);
+    } else {
+      ClearRows<kDimQk, kTileKeys>(shared_.Keys(tiles_.stage), rows);
+      ClearRows<kDimV, kTileKeys>(shared_.Values(tiles_.stage), rows);
+    }
     ptx::FenceShared();
     ptx::SyncNamed(kBackwardGroupBarrier + ptx::Opaque(group_), kWarpgroup);
   }
   __device__ __forceinline__ void ClearQueries(int rows) const {
-    ClearRows<kDimQk, kRows>(shared_.Queries(rings_.q().stage), rows);
-    ClearRows<kDimV, kRows>(shared_.Dout(rings_.dout().stage), rows);
+    ClearQueries(rows, rings_.q().stage, rings_.dout().stage);
+  }
+  __device__ __forceinline__ void ClearQueries(int rows, int q_stage, int dout_stage) const {
+    ClearRows<kDimQk, kRows>(shared_.Queries(q_stage), rows);
+    ClearRows<kDimV, kRows>(shared_.Dout(dout_stage), rows);
     ptx::FenceShared();
     ptx::SyncNamed(kBackwardGroupBarrier + ptx::Opaque(group_), kWarpgroup);
   }
@@ -368,9 +374,12 @@ class BackwardStep {
     const auto dv_scale = [this] { return kScaled ? DvScale() : 1; };
     if constexpr (Config::kSplitsDims) {
       const int group = ptx::Opaque(group_);  // so that nothing made of it stays in registers all along
-      const int dim = group * (DqParts<Config>::kApart * 64);
-      if (DqParts<Config>::Owns(group, 0)) Write<kDimQk, 64, 0>(rows, dk, dim, dk_scale(), p_.dk_sum, to_dk);
-      Write<kDimQk, 64, 32>(rows, dk, dim + 64, dk_scale(), p_.dk_sum, to_dk);
+      constexpr int kPart = kDkDims > 64 ? 64 : kDkDims;
+      const int dim = group * DqParts<Config>::kApartDims;
+      if (DqParts<Config>::Owns(group, 0))
+        Write<kDimQk, kPart, 0>(rows, dk, dim, dk_scale(), p_.dk_sum, to_dk);
+      if constexpr (kDkDims > kPart)
+        Write<kDimQk, kDkDims - kPart, kPart / 2>(rows, dk, dim + kPart, dk_scale(), p_.dk_sum, to_dk);
       Write<kDimV, kDvDims, 0>(rows, dv, group * kDvDims, dv_scale(), p_.dv_sum, to_dv);
     } else {
       Write<kDimQk, kDimQk, 0>(rows, dk, 0, dk_scale(), p_.dk_sum, to_dk);
@@ -416,7 +425,7 @@ class BackwardStep {
   const int warp_row_;  // the warp's first row of the warpgroup's 64
   std::uint32_t dq_parity_ = 0;
   Ring<Config::kTileStages> tiles_;
-  StepRings<Config::kStages, Config::kDoutStages> rings_;  // of the step under way
+  StepRingsOf<Config> rings_;  // of the step under way
 };
 
 }  // namespace cppool::kernels::cuda::sm90

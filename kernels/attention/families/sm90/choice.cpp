@@ -28,6 +28,7 @@ ForwardKernelEntry ForwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias
 }
 
 BackwardKernelEntry BackwardKernelOf(Dtype dtype, int dim_qk, int dim_v, bool bias, Casts casts) {
+  if (casts == Casts::kBlocks) return BlocksBackwardKernelOf(dim_qk, dim_v, bias);
   if (casts == Casts::kP) return FindingBackwardKernelOf(dim_qk, dim_v, bias);
   if (casts == Casts::kPAndDs)
     return bias ? BiasedFp8BackwardKernelOf(dim_qk, dim_v) : Fp8BackwardKernelOf(dim_qk, dim_v);
@@ -66,8 +67,10 @@ ForwardKernelEntry ForwardOf(const KernelRequest& request) {
                                                  : Products::kFp8Values);
 }
 BackwardKernelEntry BackwardOf(const KernelRequest& request) {
-  if (CastsBackward(request) && InBlocks(*request.fp8)) return {};
-  return BackwardOf(request.shape, request.bias, CastsBackward(request) ? Casts::kPAndDs : Casts::kNone);
+  return BackwardOf(request.shape, request.bias,
+                    CastsInBlocks(request)   ? Casts::kBlocks
+                    : CastsBackward(request) ? Casts::kPAndDs
+                                             : Casts::kNone);
 }
 
 bool HasAlignedBias(const KernelRequest& request) {

@@ -17,11 +17,13 @@ ForwardKernelEntry ForwardOf(const KernelShape& shape, BiasType bias, Products p
 BiasGradientKernelEntry BiasGradientOf(const KernelShape& shape, bool fp8);
 BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, Casts casts);
 ForwardKernelEntry ForwardOf(const KernelRequest& request);
-// Casts of dS in blocks are the general family's.
 BackwardKernelEntry BackwardOf(const KernelRequest& request);
 
 // Whether a request's backward pass casts P and dS; its forward pass casts P in every recipe.
 inline bool CastsBackward(const KernelRequest& request) { return request.fp8 && request.fp8->bwd; }
+inline bool CastsInBlocks(const KernelRequest& request) {
+  return CastsBackward(request) && InBlocks(*request.fp8);
+}
 // Whether a request's forward pass multiplies payloads.
 bool MultipliesPayloads(const KernelRequest& request);
 // The request as the general family gets it, which has no products of payloads.

@@ -12,6 +12,7 @@
 
 #include "kernels/attention/families/sm90/choice.h"
 #include "kernels/attention/problem/transposed.h"
+#include "kernels/numerics/fp8.h"
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
 
@@ -27,6 +28,11 @@ constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
   return request.deterministic ? static_cast<std::size_t>(blocks * request.shape.heads) * kTurns * sizeof(int)
                                : 0;
+}
+
+// The layout whose tiles a request's backward kernel takes.
+Layout ForTiles(const KernelRequest& request, const Layout& layout) {
+  return CastsInBlocks(request) ? CutAtMultiples(layout, kMxBlock) : layout;
 }
 
 // The work lists in device memory, with the launches' counters, and the general family's plan where it takes
@@ -202,7 +208,7 @@ class Sm90Kernel : public AttentionKernel {
     if (MayNeedGeneral(request)) general_->Load(ForGeneral(request));
     if (HasForward(request)) ForwardOf(request).load();
     if (HasBackward(request)) BackwardOf(request).load();
-    if (HasBackward(request) && CastsBackward(request))
+    if (HasBackward(request) && CastsBackward(request) && !CastsInBlocks(request))
       BackwardOf(request.shape, request.bias, Casts::kP).load();
     if (HasBiasGradient(request)) BiasGradientOf(request.shape, CastsBackward(request)).load();
   }
@@ -223,7 +229,8 @@ class Sm90Kernel : public AttentionKernel {
     std::optional<BackwardList> backward;
     if (HasBackward(request)) {
       const BackwardKernelEntry entry = BackwardOf(request);
-      backward = BuildBackwardList(query, key, bands, entry.tile_keys, entry.block_rows);
+      backward = BuildBackwardList(ForTiles(request, query), ForTiles(request, key), bands, entry.tile_keys,
+                                   entry.block_rows);
     }
     const bool has_bias = request.bias == BiasType::kPostScale;
     if (has_bias) {
@@ -318,7 +325,10 @@ class Sm90Kernel : public AttentionKernel {
     call.key_first = args.key.first, call.key_last = args.key.last;
     call.fp8 = {args.q.scale,        args.k.scale,       args.v.scale,      args.dout.scale,
                 args.casts.ds_scale, args.casts.p_scale, args.casts.amax_ds};
+    call.q_of_dk = args.q_of_dk.data, call.k_of_dq = args.k_of_dq.data;
+    call.dout_of_dv = args.dout_of_dv.data;
     const Casts casts = args.casts.p_scale == 0 ? Casts::kNone
+                        : args.casts.ds_blocks  ? Casts::kBlocks
                         : args.casts.ds_scale   ? Casts::kPAndDs
                                                 : Casts::kP;
     BackwardOf(shape, plan.bias(), casts).launch(call, reinterpret_cast<cudaStream_t>(stream));
@@ -430,8 +440,10 @@ class Family : public AttentionFamily {
     }
     if (HasBackward(request)) {
       const BackwardKernelEntry entry = BackwardOf(request);
-      bytes += kScheduleBytes + TurnBytes(request, CountBlocks(query, entry.block_rows)) +
-               BackwardListBytes(query, key, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
+      bytes += kScheduleBytes + TurnBytes(request, CountBlocks(ForTiles(request, query), entry.block_rows)) +
+               BackwardListBytes(ForTiles(request, query), ForTiles(request, key), entry.tile_keys,
+                                 entry.block_rows) +
+               4 * Plan::kAlignment;
     }
     if (HasBiasGradient(request)) {
       const int tile_rows = BiasGradientOf(request.shape, false).tile_rows;

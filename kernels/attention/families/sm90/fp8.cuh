@@ -83,8 +83,9 @@ struct BackwardUnits {
   template <typename Config>
   static __device__ __forceinline__ BackwardUnits Of(const BackwardParameters& p, float unit) {
     const float p_scale = p.fp8.p_scale;
-    const float of_ds = (Config::kFindsDs ? 1.0f : p.fp8.ds_scale[0]) / p_scale;
-    const float per_ds = Config::kFindsDs ? p.scale : p.scale * p.fp8.ds_scale[1];
+    constexpr bool kScalesDs = !Config::kFindsDs && !Config::kInBlocks;
+    const float of_ds = (kScalesDs ? p.fp8.ds_scale[0] : 1.0f) / p_scale;
+    const float per_ds = kScalesDs ? p.scale * p.fp8.ds_scale[1] : p.scale;
     const float dout = ForwardUnits::ScaleOf(p.fp8.dout);
     return {p.scale_log2 * unit,
             log2f(p_scale),
@@ -137,6 +138,24 @@ __device__ __forceinline__ std::uint32_t Pack<sm90::E5M2Grid>(float low, float h
       : "=r"(fp16)
       : "f"(high), "f"(low));
   return PackFp16Pair(fp16);
+}
+
+// Two numbers rounded to E4M3 as multiples of the powers of two `down`, whose inverses are `up`: exact in
+// bf16.
+__device__ __forceinline__ std::uint32_t PackInBlocks(float low, float high, float2 up, float2 down) {
+  std::uint32_t fp16;
+  asm("{.reg .b16 two; cvt.rn.satfinite.e4m3x2.f32 two, %1, %2; cvt.rn.f16x2.e4m3x2 %0, two;}"
+      : "=r"(fp16)
+      : "f"(__fmul_rn(high, up.y)), "f"(__fmul_rn(low, up.x)));
+  const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&fp16));
+  return Pack<__nv_bfloat16>(two.x * down.x, two.y * down.y);
+}
+// The power of two of a block whose largest magnitude has these bits, and its inverse: as fp8.h's E8M0Of, but
+// from 2^-126 on.
+__device__ __forceinline__ float2 UpAndDown(unsigned most) {
+  unsigned exponent = (most >> 23) + ((most & 0x7fffffu) > 0x600000u ? 1 : 0);
+  exponent = exponent > 9 ? exponent - 8 : 1;
+  return make_float2(__uint_as_float((254 - exponent) << 23), __uint_as_float(exponent << 23));
 }
 
 }  // namespace cppool::kernels::cuda::ptx

@@ -90,4 +90,29 @@ TEST_CASE("the backward list names the blocks that see each tile, and the order 
   }
 }
 
+TEST_CASE(
+    "a layout cut at multiples has the same tokens, and tiles that begin there or end at the first one") {
+  std::mt19937 random(2);
+  for (int round = 0; round < 500; ++round) {
+    CAPTURE(round);
+    const Layout layout = RandomLayout(random, 3, 1 + round % 2), cut = CutAtMultiples(layout, 4);
+    CHECK(cut.rows == layout.rows);
+    CHECK(cut.row_step == layout.row_step);
+    // Sequence and position by row.
+    const auto tokens_of = [](const Layout& of) {
+      std::map<std::int64_t, std::pair<int, int>> tokens;
+      for (const Segment& segment : of.segments)
+        for (int i = 0; i < segment.length; ++i)
+          tokens[segment.row + std::int64_t{i} * of.row_step] = {segment.sequence, segment.position + i};
+      return tokens;
+    };
+    CHECK(tokens_of(cut) == tokens_of(layout));
+    for (const Segment& segment : cut.segments) {
+      CHECK(segment.length > 0);
+      CHECK(
+          (segment.position % 4 == 0 || segment.position / 4 == (segment.position + segment.length - 1) / 4));
+    }
+  }
+}
+
 }  // namespace cppool::kernels::cuda::sm90::test
