@@ -154,13 +154,15 @@ class BiasGradientConsumer {
         WaitForProducts<1>();
         Settle(logits);
         ptx::Wait(shared_.FullBias(group_, bias_.stage), bias_.parity);
-        AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), true, InverseScale());
+        float inverse_scale = p_.bias.inverse_scale, scale_log2 = p_.scale_log2;
+        if constexpr (Config::kFp8) inverse_scale /= LogitUnit(), scale_log2 *= LogitUnit();
+        AddBiasTile<T, kBlock>(logits, shared_.Bias(group_, bias_.stage), true, inverse_scale);
         ptx::ReleaseToCopies(shared_.EmptyBias(group_, bias_.stage));
         bias_.Advance();
         const bool visible = MaskHidden(logits, tile, now);
 #pragma unroll
         for (int i = 0; i < kBlock / 2; ++i)
-          logits[i] = ptx::Exp2(fmaf(logits[i], ScaleLog2(), -states.lse[i / 2 % 2]));
+          logits[i] = ptx::Exp2(fmaf(logits[i], scale_log2, -states.lse[i / 2 % 2]));
         WaitForProducts<0>();
         Settle(dp);
         if (many) {
@@ -171,6 +173,11 @@ class BiasGradientConsumer {
           ptx::Arrive(shared_.EmptyK(k_.stage));
           k_.Advance();
         }
+        if constexpr (Config::kFp8) {
+          const float unit = ForwardUnits::ScaleOf(p_.fp8.dout) * ForwardUnits::ScaleOf(p_.fp8.v);
+#pragma unroll
+          for (int i = 0; i < kBlock / 2; ++i) dp[i] *= unit;
+        }
         if (!visible) {
           // Rows of no token may hold NaN, which a probability of 0 does not hide.
 #pragma unroll
@@ -179,7 +186,7 @@ class BiasGradientConsumer {
         }
 #pragma unroll
         for (int i = 0; i < kBlock / 2; ++i)
-          sum[i] = fmaf(logits[i], Less(dp[i], states.delta[i / 2 % 2]), sum[i]);
+          sum[i] = fmaf(logits[i], dp[i] - states.delta[i / 2 % 2], sum[i]);
         states = next;
       }
       Add(sum, tile, now);
@@ -195,20 +202,6 @@ class BiasGradientConsumer {
   __device__ __forceinline__ float LogitUnit() const {
     return fmaxf(ForwardUnits::LogitUnit(p_.fp8), BiasedForwardUnits::kLeast);
   }
-  __device__ __forceinline__ float ScaleLog2() const {
-    if constexpr (Config::kFp8) return p_.scale_log2 * LogitUnit();
-    return p_.scale_log2;
-  }
-  __device__ __forceinline__ float InverseScale() const {
-    if constexpr (Config::kFp8) return p_.bias.inverse_scale / LogitUnit();
-    return p_.bias.inverse_scale;
-  }
-  __device__ __forceinline__ float Less(float dp, float delta) const {
-    if constexpr (Config::kFp8)
-      return fmaf(dp, ForwardUnits::ScaleOf(p_.fp8.dout) * ForwardUnits::ScaleOf(p_.fp8.v), -delta);
-    return dp - delta;
-  }
-
   // The state of this thread's two rows.
   struct RowStates {
     float lse[2];  // in base 2; +inf for rows that see no key or are no tokens
