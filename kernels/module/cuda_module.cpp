@@ -54,14 +54,26 @@ Arrivals StartRing(cppool_runtime* runtime, RingTransfers transfers, cppool_comm
       ->StartRing(std::move(transfers), comm, reinterpret_cast<cudaStream_t>(stream));
 }
 
+template <typename Interface, typename Made>
+std::unique_ptr<Interface> Make(cppool_runtime* runtime) {
+  return std::make_unique<Made>(runtime);
+}
+
 }  // namespace
 }  // namespace cppool::kernels::cuda
 
 extern "C" __attribute__((visibility("default"))) const cppool::kernels::CudaModule* cppool_cuda_module() {
   namespace cuda = cppool::kernels::cuda;
   static const cppool::kernels::CudaModule module{
-      cppool::kernels::SeamId(), cppool::kernels::Commit(), &cuda::CreateBackend, &cuda::CudaFamilies,
-      &cuda::PlaceOfRank,        &cuda::CopyGroup,          &cuda::WhyNoRing,     &cuda::StartRing,
-      &cuda::MakeTensorOps,      &cuda::MakeCheckKernels};
+      cppool::kernels::SeamId(),
+      cppool::kernels::Commit(),
+      &cuda::CreateBackend,
+      &cuda::CudaFamilies,
+      &cuda::PlaceOfRank,
+      &cuda::CopyGroup,
+      &cuda::WhyNoRing,
+      &cuda::StartRing,
+      &cuda::Make<cppool::kernels::TensorOps, cuda::CudaTensorOps>,
+      &cuda::MakeCheckKernels};
   return &module;
 }

@@ -46,4 +46,12 @@ void WithType(Dtype dtype, Visit visit) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, std::string("no tensor operation for ") + NameOf(dtype));
 }
 
+// Calls `visit` with a value of each of these types.
+template <typename Visit>
+void ForEachType(Visit visit) {
+  visit(__half{});
+  visit(__nv_bfloat16{});
+  visit(float{});
+}
+
 }  // namespace cppool::kernels::cuda

@@ -5,7 +5,7 @@
 // Casts have the same bits as on the host: the products are __fmul_rn, so that no compiler flag makes them
 // anything else, and NaN keeps its sign, which a multiplication on a GPU would drop.
 #include "kernels/attention/problem/transposed.h"
-#include "kernels/attention/tensor_ops/cuda/launch.h"
+#include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -299,117 +299,131 @@ void ExpectPayload(Dtype dtype) { Expect(IsFp8(dtype), dtype); }
 
 dim3 GridOf(const RowView& rows) { return {static_cast<unsigned>(rows.count), kRowSlices}; }
 
-void LaunchConvert(const RowView& rows, std::int64_t columns, TensorRef from, const float* factor,
-                   TensorOut to, cudaStream_t stream) {
-  if (rows.count == 0 || columns == 0) return;
-  const auto kernel = Fits(8, columns, {from, to}) ? &ConvertKernel<8> : &ConvertKernel<1>;
-  kernel<<<GridOf(rows), kThreads, 0, stream>>>(rows, columns, from.dtype, from.data, factor, to.dtype,
-                                                to.data);
-  CheckCuda(cudaGetLastError(), "launching a cast");
-}
+class CudaFp8Ops : public Fp8Ops {
+ public:
+  explicit CudaFp8Ops(cppool_runtime* rt) : rt_(rt) {}
+
+  void Amax(const TokenRows& of, std::int64_t columns, TensorRef from, float* amax,
+            cppool_stream stream) override {
+    const RowView& rows = ViewOf(of);
+    ExpectWide(from.dtype);
+    if (rows.count == 0 || columns == 0) return;
+    const auto kernel = Fits(8, columns, {from}) ? &AmaxKernel<8> : &AmaxKernel<1>;
+    kernel<<<GridOf(rows), kThreads, 0, AsCuda(stream)>>>(rows, columns, from.dtype, from.data,
+                                                          reinterpret_cast<unsigned*>(amax));
+    CheckCuda(cudaGetLastError(), "launching amax");
+  }
+
+  void MakeScale(Dtype format, const float* amax, Fp8Scale* to, cppool_stream stream) override {
+    ExpectPayload(format);
+    const float most = format == Dtype::kE4M3 ? kE4M3Max : kE5M2Max;
+    MakeScaleKernel<<<1, 1, 0, AsCuda(stream)>>>(most, amax, to);
+    CheckCuda(cudaGetLastError(), "launching the making of a scale");
+  }
+
+  void Cast(const TokenRows& rows, std::int64_t columns, TensorRef from, const Fp8Scale* scale,
+            TensorOut payload, cppool_stream stream) override {
+    ExpectWide(from.dtype);
+    ExpectPayload(payload.dtype);
+    Convert(ViewOf(rows), columns, from, &scale->scale, payload, stream);
+  }
+
+  void Dequantize(const TokenRows& rows, std::int64_t columns, TensorRef payload, TensorOut to,
+                  cppool_stream stream) override {
+    ExpectPayload(payload.dtype);
+    ExpectWide(to.dtype);
+    Convert(ViewOf(rows), columns, payload, payload.scale, to, stream);
+  }
+
+  void Delta(const TokenRows& of, int heads, int dim, TensorRef out, TensorRef dout, float* delta,
+             cppool_stream stream) override {
+    const RowView& rows = ViewOf(of);
+    for (const Dtype dtype : {out.dtype, dout.dtype}) Expect(dtype != Dtype::kFp64, dtype);
+    if (rows.count == 0 || heads == 0) return;
+    const auto kernel = Fits(8, dim, {out, dout}) ? &DeltaKernel<8> : &DeltaKernel<1>;
+    kernel<<<GridOf(rows), kThreads, 0, AsCuda(stream)>>>(rows, heads, dim, out, dout, delta);
+    CheckCuda(cudaGetLastError(), "launching delta");
+  }
+
+  std::unique_ptr<TokenRows> Blocks(const Layout& layout, const std::vector<std::int64_t>& chunk,
+                                    cppool_stream stream) override {
+    std::vector<RowTile> tiles;
+    for (const Segment& block : MxBlocks(layout, chunk)) tiles.push_back({block.row, block.length});
+    return std::make_unique<CudaTokenRows>(rt_, std::move(tiles), layout.row_step, stream);
+  }
+
+  // `of` has tiles of at most kMxBlock rows, and dim is a multiple of kMxBlock.
+  void CastBlocks(const TokenRows& of, MxAxis axis, int heads, int dim, TensorRef from, const MxTensor& to,
+                  cppool_stream stream) override {
+    const RowView& blocks = ViewOf(of);
+    ExpectWide(from.dtype);
+    const std::int64_t columns = std::int64_t{heads} * dim;
+    if (blocks.count == 0 || columns == 0) return;
+    const TensorRef payload{to.payload, Dtype::kE4M3};
+    const bool eight = Fits(8, columns, {from, payload}), two = Fits(2, columns, {from, payload});
+    const bool along_dims = axis == MxAxis::kDim;
+    const auto kernel = along_dims ? (eight ? &CastDimBlocksKernel<8> : &CastDimBlocksKernel<1>)
+                                   : (two ? &CastTokenBlocksKernel<2> : &CastTokenBlocksKernel<1>);
+    const dim3 grid =
+        along_dims ? GridOf(blocks)
+                   : dim3(static_cast<unsigned>(blocks.count), BlocksFor(columns, kThreads * (two ? 2 : 1)));
+    kernel<<<grid, kThreads, 0, AsCuda(stream)>>>(blocks, columns, from.dtype, from.data, to);
+    CheckCuda(cudaGetLastError(), "launching a cast in blocks");
+  }
+
+  void DequantizeBlocks(const TokenRows& of, MxAxis axis, int heads, int dim, const MxTensor& from,
+                        TensorOut to, cppool_stream stream) override {
+    const RowView& blocks = ViewOf(of);
+    Expect(to.dtype == Dtype::kBf16, to.dtype);
+    const std::int64_t columns = std::int64_t{heads} * dim;
+    if (blocks.count == 0 || columns == 0) return;
+    const auto kernel = Fits(8, columns, {{from.payload, Dtype::kE4M3}, to}) ? &DequantizeBlocksKernel<8>
+                                                                             : &DequantizeBlocksKernel<1>;
+    kernel<<<GridOf(blocks), kThreads, 0, AsCuda(stream)>>>(blocks, axis, columns, from, to.data);
+    CheckCuda(cudaGetLastError(), "launching the dequantization of blocks");
+  }
+
+  std::unique_ptr<TokenRows> Slots(const Layout& layout, cppool_stream stream) override {
+    return std::make_unique<CudaTokenRows>(rt_, SlotTilesOf(layout), layout.row_step, stream);
+  }
+
+  // `of` has a tile for each kSlotTile slots.
+  void Transpose(const TokenRows& of, int heads, int dim, TensorRef payload, std::uint8_t* to,
+                 cppool_stream stream) override {
+    const RowView& slots = ViewOf(of);
+    ExpectPayload(payload.dtype);
+    if (dim % 64 != 0 || !Aligned(payload.data, 4) || !Aligned(to, 4))
+      throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: a payload that cannot be transposed");
+    if (slots.count == 0) return;
+    const dim3 grid(static_cast<unsigned>(slots.count), static_cast<unsigned>(dim / 64),
+                    static_cast<unsigned>(heads));
+    TransposeKernel<<<grid, kThreads, 0, AsCuda(stream)>>>(
+        slots, heads, dim, static_cast<const std::uint8_t*>(payload.data), to);
+    CheckCuda(cudaGetLastError(), "launching the transposition of a payload");
+  }
+
+ private:
+  static void Convert(const RowView& rows, std::int64_t columns, TensorRef from, const float* factor,
+                      TensorOut to, cppool_stream stream) {
+    if (rows.count == 0 || columns == 0) return;
+    const auto kernel = Fits(8, columns, {from, to}) ? &ConvertKernel<8> : &ConvertKernel<1>;
+    kernel<<<GridOf(rows), kThreads, 0, AsCuda(stream)>>>(rows, columns, from.dtype, from.data, factor,
+                                                          to.dtype, to.data);
+    CheckCuda(cudaGetLastError(), "launching a cast");
+  }
+
+  cppool_runtime* rt_;
+};
 
 }  // namespace
 
-void LaunchAmax(const RowView& rows, std::int64_t columns, TensorRef from, float* amax, cudaStream_t stream) {
-  ExpectWide(from.dtype);
-  if (rows.count == 0 || columns == 0) return;
-  const auto kernel = Fits(8, columns, {from}) ? &AmaxKernel<8> : &AmaxKernel<1>;
-  kernel<<<GridOf(rows), kThreads, 0, stream>>>(rows, columns, from.dtype, from.data,
-                                                reinterpret_cast<unsigned*>(amax));
-  CheckCuda(cudaGetLastError(), "launching amax");
-}
-
-void LaunchMakeScale(Dtype format, const float* amax, Fp8Scale* to, cudaStream_t stream) {
-  ExpectPayload(format);
-  MakeScaleKernel<<<1, 1, 0, stream>>>(format == Dtype::kE4M3 ? kE4M3Max : kE5M2Max, amax, to);
-  CheckCuda(cudaGetLastError(), "launching the making of a scale");
-}
-
-void LaunchCast(const RowView& rows, std::int64_t columns, TensorRef from, const Fp8Scale* scale,
-                TensorOut payload, cudaStream_t stream) {
-  ExpectWide(from.dtype);
-  ExpectPayload(payload.dtype);
-  LaunchConvert(rows, columns, from, &scale->scale, payload, stream);
-}
-
-void LaunchDequantize(const RowView& rows, std::int64_t columns, TensorRef payload, TensorOut to,
-                      cudaStream_t stream) {
-  ExpectPayload(payload.dtype);
-  ExpectWide(to.dtype);
-  LaunchConvert(rows, columns, payload, payload.scale, to, stream);
-}
-
-void LaunchScaledDelta(const RowView& rows, int heads, int dim, TensorRef out, TensorRef dout, float* delta,
-                       cudaStream_t stream) {
-  for (const Dtype dtype : {out.dtype, dout.dtype}) Expect(dtype != Dtype::kFp64, dtype);
-  if (rows.count == 0 || heads == 0) return;
-  const auto kernel = Fits(8, dim, {out, dout}) ? &DeltaKernel<8> : &DeltaKernel<1>;
-  kernel<<<GridOf(rows), kThreads, 0, stream>>>(rows, heads, dim, out, dout, delta);
-  CheckCuda(cudaGetLastError(), "launching delta");
-}
-
-void LaunchCastBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, TensorRef from,
-                      const MxTensor& to, cudaStream_t stream) {
-  ExpectWide(from.dtype);
-  const std::int64_t columns = std::int64_t{heads} * dim;
-  if (blocks.count == 0 || columns == 0) return;
-  const TensorRef payload{to.payload, Dtype::kE4M3};
-  if (axis == MxAxis::kDim) {
-    const auto kernel = Fits(8, columns, {from, payload}) ? &CastDimBlocksKernel<8> : &CastDimBlocksKernel<1>;
-    kernel<<<GridOf(blocks), kThreads, 0, stream>>>(blocks, columns, from.dtype, from.data, to);
-  } else {
-    const int count = Fits(2, columns, {from, payload}) ? 2 : 1;
-    const dim3 grid(static_cast<unsigned>(blocks.count), BlocksFor(columns, kThreads * count));
-    const auto kernel = count == 2 ? &CastTokenBlocksKernel<2> : &CastTokenBlocksKernel<1>;
-    kernel<<<grid, kThreads, 0, stream>>>(blocks, columns, from.dtype, from.data, to);
-  }
-  CheckCuda(cudaGetLastError(), "launching a cast in blocks");
-}
-
-void LaunchDequantizeBlocks(const RowView& blocks, MxAxis axis, int heads, int dim, const MxTensor& from,
-                            TensorOut to, cudaStream_t stream) {
-  Expect(to.dtype == Dtype::kBf16, to.dtype);
-  const std::int64_t columns = std::int64_t{heads} * dim;
-  if (blocks.count == 0 || columns == 0) return;
-  const auto kernel = Fits(8, columns, {{from.payload, Dtype::kE4M3}, to}) ? &DequantizeBlocksKernel<8>
-                                                                           : &DequantizeBlocksKernel<1>;
-  kernel<<<GridOf(blocks), kThreads, 0, stream>>>(blocks, axis, columns, from, to.data);
-  CheckCuda(cudaGetLastError(), "launching the dequantization of blocks");
-}
-
-void LaunchTranspose(const RowView& slots, int heads, int dim, TensorRef payload, std::uint8_t* to,
-                     cudaStream_t stream) {
-  ExpectPayload(payload.dtype);
-  if (dim % 64 != 0 || !Aligned(payload.data, 4) || !Aligned(to, 4))
-    throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: a payload that cannot be transposed");
-  if (slots.count == 0) return;
-  const dim3 grid(static_cast<unsigned>(slots.count), static_cast<unsigned>(dim / 64),
-                  static_cast<unsigned>(heads));
-  TransposeKernel<<<grid, kThreads, 0, stream>>>(slots, heads, dim,
-                                                 static_cast<const std::uint8_t*>(payload.data), to);
-  CheckCuda(cudaGetLastError(), "launching the transposition of a payload");
-}
+std::unique_ptr<Fp8Ops> MakeFp8Ops(cppool_runtime* runtime) { return std::make_unique<CudaFp8Ops>(runtime); }
 
 void LoadFp8Kernels() {
-  const auto load = [](auto* function) {  // reading its attributes loads a function
-    cudaFuncAttributes attributes;
-    CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)),
-              "cudaFuncGetAttributes");
-  };
-  load(&AmaxKernel<1>);
-  load(&AmaxKernel<8>);
-  load(&MakeScaleKernel);
-  load(&ConvertKernel<1>);
-  load(&ConvertKernel<8>);
-  load(&DeltaKernel<1>);
-  load(&DeltaKernel<8>);
-  load(&CastDimBlocksKernel<1>);
-  load(&CastDimBlocksKernel<8>);
-  load(&CastTokenBlocksKernel<1>);
-  load(&CastTokenBlocksKernel<2>);
-  load(&DequantizeBlocksKernel<1>);
-  load(&DequantizeBlocksKernel<8>);
-  load(&TransposeKernel);
+  LoadKernels("cudaFuncGetAttributes", AmaxKernel<1>, AmaxKernel<8>, MakeScaleKernel, ConvertKernel<1>,
+              ConvertKernel<8>, DeltaKernel<1>, DeltaKernel<8>, CastDimBlocksKernel<1>,
+              CastDimBlocksKernel<8>, CastTokenBlocksKernel<1>, CastTokenBlocksKernel<2>,
+              DequantizeBlocksKernel<1>, DequantizeBlocksKernel<8>, TransposeKernel);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -1,6 +1,6 @@
 // Memory-bound kernels: every byte is read and written once, 16 bytes at a time where alignment allows. No
 // shared memory.
-#include "kernels/attention/tensor_ops/cuda/launch.h"
+#include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 
 #include <algorithm>
 #include <string>
@@ -38,6 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int apart = 4; apart > 0; apart /= 2) sum += __shfl_xor_sync(lanes, sum, apart);
   if (threadIdx.x % 8 == 0) delta[vector] = sum;
 }
+
+constexpr int kMaxParts = 64;  // of an all-to-all; limited because the list is a kernel parameter
 
 struct Parts {
   int count;
@@ -137,113 +139,95 @@ Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {
   return parts;
 }
 
+// Calls run(0) with an index type for these parts of [rows, heads, units]: 32-bit division is several times
+// faster than 64-bit division.
+template <typename Run>
+void WithIndex(std::int64_t rows, int heads, int units, const Parts& parts, Run run) {
+  const int last = parts.count - 1;
+  const std::int64_t all = rows * units * std::max(heads, parts.before[last] + parts.heads[last]);
+  if (all < 0x7fffffff) {
+    run(std::uint32_t{});
+  } else {
+    run(std::uint64_t{});
+  }
+}
+
 template <typename Unit>
 void Split(std::int64_t rows, int heads, int units, const Parts& parts, const void* from, void* to,
-           cudaStream_t stream) {
+           cppool_stream stream) {
   const int most = *std::max_element(parts.heads, parts.heads + parts.count);
   if (most == 0) return;
   const dim3 grid(BlocksFor(rows * most * units, kThreads), static_cast<unsigned>(parts.count));
-  const auto* source = static_cast<const Unit*>(from);
-  auto* target = static_cast<Unit*>(to);
-  const std::int64_t all =
-      rows * units * std::max(heads, parts.before[parts.count - 1] + parts.heads[parts.count - 1]);
-  if (all < 0x7fffffff) {  // 32-bit division is several times faster than 64-bit division
-    SplitKernel<Unit, std::uint32_t><<<grid, kThreads, 0, stream>>>(static_cast<std::uint32_t>(rows), heads,
-                                                                    units, parts, source, target);
-  } else {
-    SplitKernel<Unit, std::uint64_t><<<grid, kThreads, 0, stream>>>(static_cast<std::uint64_t>(rows), heads,
-                                                                    units, parts, source, target);
-  }
+  WithIndex(rows, heads, units, parts, [&]<typename Index>(Index) {
+    SplitKernel<Unit, Index><<<grid, kThreads, 0, AsCuda(stream)>>>(static_cast<Index>(rows), heads, units,
+                                                                    parts, static_cast<const Unit*>(from),
+                                                                    static_cast<Unit*>(to));
+  });
 }
 
 template <typename From, typename To, int kCount>
-void Merge(std::int64_t rows, int heads, int units, const Parts& parts, const void* from, void* to,
-           cudaStream_t stream) {
+void MergeParts(std::int64_t rows, int heads, int units, const Parts& parts, const void* from, void* to,
+                cppool_stream stream) {
   const unsigned blocks = BlocksFor(rows * heads * units, kThreads);
-  const auto* source = static_cast<const From*>(from);
-  auto* target = static_cast<To*>(to);
-  const std::int64_t all =
-      rows * units * std::max(heads, parts.before[parts.count - 1] + parts.heads[parts.count - 1]);
-  if (all < 0x7fffffff) {
-    MergeKernel<From, To, kCount, std::uint32_t><<<blocks, kThreads, 0, stream>>>(
-        static_cast<std::uint32_t>(rows), heads, units, parts, source, target);
-  } else {
-    MergeKernel<From, To, kCount, std::uint64_t><<<blocks, kThreads, 0, stream>>>(
-        static_cast<std::uint64_t>(rows), heads, units, parts, source, target);
-  }
-}
-
-// Loads a function by reading its attributes.
-template <typename Function>
-void LoadFunction(Function* function) {
-  cudaFuncAttributes attributes;
-  CheckCuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)),
-            "cudaFuncGetAttributes");
-}
-
-template <typename Unit>
-void LoadSplit() {
-  LoadFunction(&SplitKernel<Unit, std::uint32_t>);
-  LoadFunction(&SplitKernel<Unit, std::uint64_t>);
-}
-
-template <typename From, typename To, int kCount>
-void LoadMerge() {
-  LoadFunction(&MergeKernel<From, To, kCount, std::uint32_t>);
-  LoadFunction(&MergeKernel<From, To, kCount, std::uint64_t>);
+  WithIndex(rows, heads, units, parts, [&]<typename Index>(Index) {
+    MergeKernel<From, To, kCount, Index><<<blocks, kThreads, 0, AsCuda(stream)>>>(
+        static_cast<Index>(rows), heads, units, parts, static_cast<const From*>(from), static_cast<To*>(to));
+  });
 }
 
 }  // namespace
 
-void LaunchDelta(Dtype dtype, std::int64_t vectors, int dim, const void* out, const void* dout, float* delta,
-                 cudaStream_t stream) {
+void CudaTensorOps::Delta(std::int64_t vectors, int dim, TensorRef out, TensorRef dout, float* delta,
+                          cppool_stream stream) {
+  if (out.dtype != dout.dtype)
+    throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: delta of out and dout of different dtypes");
   if (vectors == 0) return;
-  WithType(dtype, [&]<typename T>(T) {
-    DeltaKernel<T><<<BlocksFor(vectors * 8, kThreads), kThreads, 0, stream>>>(
-        vectors, dim, static_cast<const T*>(out), static_cast<const T*>(dout), delta);
+  WithType(out.dtype, [&]<typename T>(T) {
+    DeltaKernel<T><<<BlocksFor(vectors * 8, kThreads), kThreads, 0, AsCuda(stream)>>>(
+        vectors, dim, static_cast<const T*>(out.data), static_cast<const T*>(dout.data), delta);
   });
   CheckCuda(cudaGetLastError(), "launching delta");
 }
 
-void LaunchSplitHeads(Dtype dtype, std::int64_t rows, int heads, int dim,
-                      const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream) {
+void CudaTensorOps::SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                               TensorRef from, void* to, cppool_stream stream) {
   const Parts parts = MakeParts(ranges, heads);
   if (rows == 0 || dim == 0 || parts.count == 0) return;
-  const int bytes = dim * static_cast<int>(SizeOf(dtype));
+  const int bytes = dim * static_cast<int>(SizeOf(from.dtype));
   const auto fits = [&](int unit) {
-    return bytes % unit == 0 && Aligned(from, static_cast<std::size_t>(unit)) &&
+    return bytes % unit == 0 && Aligned(from.data, static_cast<std::size_t>(unit)) &&
            Aligned(to, static_cast<std::size_t>(unit));
   };
   if (fits(16)) {
-    Split<uint4>(rows, heads, bytes / 16, parts, from, to, stream);
+    Split<uint4>(rows, heads, bytes / 16, parts, from.data, to, stream);
   } else if (fits(4)) {
-    Split<std::uint32_t>(rows, heads, bytes / 4, parts, from, to, stream);
+    Split<std::uint32_t>(rows, heads, bytes / 4, parts, from.data, to, stream);
   } else if (fits(2)) {
-    Split<std::uint16_t>(rows, heads, bytes / 2, parts, from, to, stream);
+    Split<std::uint16_t>(rows, heads, bytes / 2, parts, from.data, to, stream);
   } else {
     throw RuntimeError(CPPOOL_UNSUPPORTED, "a head with an odd number of bytes cannot be split");
   }
   CheckCuda(cudaGetLastError(), "launching the split of heads");
 }
 
-void LaunchMergeHeads(Dtype from_dtype, Dtype to_dtype, std::int64_t rows, int heads, int dim,
-                      const std::vector<HeadRange>& ranges, const void* from, void* to, cudaStream_t stream) {
+void CudaTensorOps::MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
+                               TensorRef from, TensorOut to, cppool_stream stream) {
   const Parts parts = MakeParts(ranges, heads);
   if (rows == 0 || heads == 0 || dim == 0 || parts.count == 0) return;
-  WithType(from_dtype, [&]<typename From>(From) {
-    WithType(to_dtype, [&]<typename To>(To) {
-      if (dim % 8 == 0 && Aligned(from, 16) && Aligned(to, 16)) {
-        Merge<From, To, 8>(rows, heads, dim / 8, parts, from, to, stream);
+  WithType(from.dtype, [&]<typename From>(From) {
+    WithType(to.dtype, [&]<typename To>(To) {
+      if (dim % 8 == 0 && Aligned(from.data, 16) && Aligned(to.data, 16)) {
+        MergeParts<From, To, 8>(rows, heads, dim / 8, parts, from.data, to.data, stream);
       } else {
-        Merge<From, To, 1>(rows, heads, dim, parts, from, to, stream);
+        MergeParts<From, To, 1>(rows, heads, dim, parts, from.data, to.data, stream);
       }
     });
   });
   CheckCuda(cudaGetLastError(), "launching the merge of heads");
 }
 
-void LaunchRoundSum(const std::vector<const float*>& parts, Dtype dtype, void* to, std::int64_t count,
-                    cudaStream_t stream) {
+void CudaTensorOps::RoundSum(const std::vector<const float*>& parts, TensorOut to, std::int64_t count,
+                             cppool_stream stream) {
   if (count == 0) return;
   if (parts.empty() || parts.size() > kMostSummed)
     throw RuntimeError(CPPOOL_INTERNAL, "a sum of " + std::to_string(parts.size()) + " parts");
@@ -251,33 +235,28 @@ void LaunchRoundSum(const std::vector<const float*>& parts, Dtype dtype, void* t
   from.count = static_cast<int>(parts.size());
   std::copy(parts.begin(), parts.end(), from.parts);
   const auto aligned = [](const void* pointer) { return Aligned(pointer, 16); };
-  const bool wide = std::all_of(parts.begin(), parts.end(), aligned) && aligned(to);
-  WithType(dtype, [&]<typename To>(To) {
-    auto* target = static_cast<To*>(to);
-    if (wide) {
-      RoundSumKernel<To, 8>
-          <<<BlocksFor((count + 7) / 8, kThreads), kThreads, 0, stream>>>(count, from, target);
-    } else {
-      RoundSumKernel<To, 1><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, from, target);
-    }
+  const bool wide = std::all_of(parts.begin(), parts.end(), aligned) && aligned(to.data);
+  WithType(to.dtype, [&]<typename To>(To) {
+    const auto kernel = wide ? &RoundSumKernel<To, 8> : &RoundSumKernel<To, 1>;
+    const unsigned blocks = BlocksFor(wide ? (count + 7) / 8 : count, kThreads);
+    kernel<<<blocks, kThreads, 0, AsCuda(stream)>>>(count, from, static_cast<To*>(to.data));
   });
   CheckCuda(cudaGetLastError(), "launching a rounded sum");
 }
 
-void LoadHeadKernels() {
-  LoadSplit<uint4>();
-  LoadSplit<std::uint32_t>();
-  LoadSplit<std::uint16_t>();
-  const auto each = [](auto visit) {
-    for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) WithType(dtype, visit);
+void CudaTensorOps::LoadHeads() {
+  const auto split = []<typename Unit>(Unit) {
+    LoadKernels("cudaFuncGetAttributes", SplitKernel<Unit, std::uint32_t>, SplitKernel<Unit, std::uint64_t>);
   };
-  each([&]<typename To>(To) {
-    LoadFunction(&DeltaKernel<To>);
-    LoadFunction(&RoundSumKernel<To, 1>);
-    LoadFunction(&RoundSumKernel<To, 8>);
-    each([]<typename From>(From) {
-      LoadMerge<From, To, 1>();
-      LoadMerge<From, To, 8>();
+  split(uint4{});
+  split(std::uint32_t{});
+  split(std::uint16_t{});
+  ForEachType([]<typename To>(To) {
+    LoadKernels("cudaFuncGetAttributes", DeltaKernel<To>, RoundSumKernel<To, 1>, RoundSumKernel<To, 8>);
+    ForEachType([]<typename From>(From) {
+      LoadKernels("cudaFuncGetAttributes", MergeKernel<From, To, 1, std::uint32_t>,
+                  MergeKernel<From, To, 1, std::uint64_t>, MergeKernel<From, To, 8, std::uint32_t>,
+                  MergeKernel<From, To, 8, std::uint64_t>);
     });
   });
 }

@@ -1,7 +1,7 @@
 // One thread per element, with these exceptions: the gradient of the softmax offset has a thread block per
 // head, which loops over the rows and adds the sums of its threads in a fixed tree; the maxima of columns
 // have a block per column; the merge of partial outputs has a warp per vector.
-#include "kernels/attention/tensor_ops/cuda/launch.h"
+#include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -164,98 +164,89 @@ __global__ void __launch_bounds__(kThreads) AddStridedKernel(const StridedSum su
 
 }  // namespace
 
-void LaunchAddOffset(std::int64_t rows, int heads, const float* lse, const float* offset, float* total,
-                     cudaStream_t stream) {
+void CudaTensorOps::AddOffset(std::int64_t rows, int heads, const float* lse, const float* offset,
+                              float* total, cppool_stream stream) {
   const std::int64_t count = rows * heads;
   if (count == 0) return;
-  AddOffsetKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(count, heads, lse, offset, total);
+  AddOffsetKernel<<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(count, heads, lse, offset,
+                                                                               total);
   CheckCuda(cudaGetLastError(), "launching the sum with a softmax offset");
 }
 
-void LaunchOffsetGradient(const RowView& rows, int heads, const float* total, const float* delta,
-                          const float* offset, float* gradient, cudaStream_t stream) {
+void CudaTensorOps::OffsetGradient(const TokenRows& rows, int heads, const float* total, const float* delta,
+                                   const float* offset, float* gradient, cppool_stream stream) {
   if (heads == 0) return;
-  OffsetGradientKernel<<<static_cast<unsigned>(heads), kGradientThreads, 0, stream>>>(
-      rows, heads, total, delta, offset, gradient);
+  OffsetGradientKernel<<<static_cast<unsigned>(heads), kGradientThreads, 0, AsCuda(stream)>>>(
+      ViewOf(rows), heads, total, delta, offset, gradient);
   CheckCuda(cudaGetLastError(), "launching the softmax offset's gradient");
 }
 
-void LaunchMerge(const RowView& rows, const MergeArgs& args, cudaStream_t stream) {
+void CudaTensorOps::Merge(const MergeArgs& args, cppool_stream stream) {
+  const RowView& rows = ViewOf(*args.rows);
   if (rows.count == 0 || args.heads == 0) return;
   const dim3 grid(static_cast<unsigned>(rows.count), static_cast<unsigned>(std::min(args.heads, 8)));
   WithType(args.part.dtype, [&]<typename Part>(Part) {
-    WithType(args.out.dtype,
-             [&]<typename Out>(Out) { MergeKernel<Part, Out><<<grid, kThreads, 0, stream>>>(rows, args); });
+    WithType(args.out.dtype, [&]<typename Out>(Out) {
+      MergeKernel<Part, Out><<<grid, kThreads, 0, AsCuda(stream)>>>(rows, args);
+    });
   });
   CheckCuda(cudaGetLastError(), "launching the merge of partial outputs");
 }
 
-void LaunchFill(float* to, float value, std::int64_t count, cudaStream_t stream) {
+void CudaTensorOps::Fill(float* to, float value, std::int64_t count, cppool_stream stream) {
   if (count == 0) return;
-  FillKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(to, value, count);
+  FillKernel<<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(to, value, count);
   CheckCuda(cudaGetLastError(), "launching a fill");
 }
 
-void LaunchAccumulate(Dtype dtype, const void* from, float* to, std::int64_t count, bool first,
-                      cudaStream_t stream) {
+void CudaTensorOps::Accumulate(TensorRef from, float* to, std::int64_t count, bool first,
+                               cppool_stream stream) {
   if (count == 0) return;
-  WithType(dtype, [&]<typename From>(From) {
-    AccumulateKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(
-        static_cast<const From*>(from), to, count, first);
+  WithType(from.dtype, [&]<typename From>(From) {
+    AccumulateKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(
+        static_cast<const From*>(from.data), to, count, first);
   });
   CheckCuda(cudaGetLastError(), "launching an addition");
 }
 
-void LaunchCopyStrided(const StridedCopy& copy, cudaStream_t stream) {
+void CudaTensorOps::CopyStrided(const StridedCopy& copy, cppool_stream stream) {
   const std::int64_t count = copy.extent[0] * copy.extent[1] * copy.extent[2];
   if (count == 0) return;
-  CopyStridedKernel<<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(copy, count);
+  CopyStridedKernel<<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(copy, count);
   CheckCuda(cudaGetLastError(), "launching a strided copy");
 }
 
-void LaunchMaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
-                   cudaStream_t stream) {
+void CudaTensorOps::MaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                            cppool_stream stream) {
   if (columns == 0) return;
-  MaxRowsKernel<<<static_cast<unsigned>(columns), kGradientThreads, 0, stream>>>(from, rows, columns, to);
+  MaxRowsKernel<<<static_cast<unsigned>(columns), kGradientThreads, 0, AsCuda(stream)>>>(from, rows, columns,
+                                                                                         to);
   CheckCuda(cudaGetLastError(), "launching the maxima of columns");
 }
 
-void LaunchAddStrided(const StridedSum& sum, cudaStream_t stream) {
+void CudaTensorOps::AddStrided(const StridedSum& sum, cppool_stream stream) {
   const std::int64_t count = sum.extent[0] * sum.extent[1] * sum.extent[2] * sum.extent[3];
   if (count == 0) return;
   WithType(sum.from.dtype, [&]<typename From>(From) {
-    AddStridedKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, stream>>>(sum, count);
+    AddStridedKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(sum, count);
   });
   CheckCuda(cudaGetLastError(), "launching a strided addition");
 }
 
-void LaunchSumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
-                   cudaStream_t stream) {
+void CudaTensorOps::SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
+                            cppool_stream stream) {
   if (columns == 0) return;
-  SumRowsKernel<<<BlocksFor(columns, kThreads), kThreads, 0, stream>>>(from, rows, columns, to);
+  SumRowsKernel<<<BlocksFor(columns, kThreads), kThreads, 0, AsCuda(stream)>>>(from, rows, columns, to);
   CheckCuda(cudaGetLastError(), "launching the sum of rows");
 }
 
-void LoadSums() {
-  const auto load = [](const void* function) {
-    cudaFuncAttributes attributes;  // reading them loads the function
-    CheckCuda(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
-  };
-  load(reinterpret_cast<const void*>(&AddOffsetKernel));
-  load(reinterpret_cast<const void*>(&OffsetGradientKernel));
-  load(reinterpret_cast<const void*>(&FillKernel));
-  load(reinterpret_cast<const void*>(&SumRowsKernel));
-  load(reinterpret_cast<const void*>(&CopyStridedKernel));
-  load(reinterpret_cast<const void*>(&MaxRowsKernel));
-  for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32}) {
-    WithType(dtype, [&]<typename From>(From) {
-      load(reinterpret_cast<const void*>(&AccumulateKernel<From>));
-      load(reinterpret_cast<const void*>(&AddStridedKernel<From>));
-      for (const Dtype out_dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32})
-        WithType(out_dtype,
-                 [&]<typename Out>(Out) { load(reinterpret_cast<const void*>(&MergeKernel<From, Out>)); });
-    });
-  }
+void CudaTensorOps::LoadSums() {
+  LoadKernels("cudaFuncGetAttributes", AddOffsetKernel, OffsetGradientKernel, FillKernel, SumRowsKernel,
+              CopyStridedKernel, MaxRowsKernel);
+  ForEachType([]<typename From>(From) {
+    LoadKernels("cudaFuncGetAttributes", AccumulateKernel<From>, AddStridedKernel<From>);
+    ForEachType([]<typename Out>(Out) { LoadKernels("cudaFuncGetAttributes", MergeKernel<From, Out>); });
+  });
 }
 
 }  // namespace cppool::kernels::cuda
