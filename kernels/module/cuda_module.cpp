@@ -74,6 +74,6 @@ extern "C" __attribute__((visibility("default"))) const cppool::kernels::CudaMod
       &cuda::WhyNoRing,
       &cuda::StartRing,
       &cuda::Make<cppool::kernels::TensorOps, cuda::CudaTensorOps>,
-      &cuda::MakeCheckKernels};
+      &cuda::Make<cppool::kernels::CheckKernels, cuda::CudaCheckKernels>};
   return &module;
 }

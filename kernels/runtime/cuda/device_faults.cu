@@ -1,6 +1,6 @@
 #include "kernels/runtime/cuda/device_faults.h"
 
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -34,35 +34,28 @@ __global__ void FlipBit(unsigned char* byte) { *byte ^= 0x40; }
 }  // namespace
 
 void HoldStream(cudaStream_t stream, std::chrono::nanoseconds time) {
-  HoldUp<<<1, 1, 0, stream>>>(static_cast<unsigned long long>(time.count()));
-  CheckCuda(cudaGetLastError(), "delaying a stream");
+  LaunchKernel(HoldUp, 1, 1, 0, stream, "delaying a stream", static_cast<unsigned long long>(time.count()));
 }
 
 void BreakDevice(DeviceFault fault, void* memory, cudaStream_t stream) {
+  constexpr const char* kWhat = "launching a fault";
   auto* const at = static_cast<unsigned char*>(memory);
   switch (fault) {
     case DeviceFault::kStall:
-      Stall<<<1, 1, 0, stream>>>();
+      LaunchKernel(Stall, 1, 1, 0, stream, kWhat);
       break;
     case DeviceFault::kTrap:
-      Trap<<<1, 1, 0, stream>>>();
+      LaunchKernel(Trap, 1, 1, 0, stream, kWhat);
       break;
     case DeviceFault::kOutOfBounds:
-      WriteFarAfter<<<1, 1, 0, stream>>>(at);
+      LaunchKernel(WriteFarAfter, 1, 1, 0, stream, kWhat, at);
       break;
     case DeviceFault::kFlipBit:
-      FlipBit<<<1, 1, 0, stream>>>(at);
+      LaunchKernel(FlipBit, 1, 1, 0, stream, kWhat, at);
       break;
   }
-  CheckCuda(cudaGetLastError(), "launching a fault");
 }
 
-void LoadDeviceFaults() {
-  cudaFuncAttributes attributes{};
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(&Stall), reinterpret_cast<const void*>(&Trap),
-        reinterpret_cast<const void*>(&WriteFarAfter), reinterpret_cast<const void*>(&FlipBit)})
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading a fault");
-}
+void LoadDeviceFaults() { LoadKernels("loading a fault", Stall, Trap, WriteFarAfter, FlipBit); }
 
 }  // namespace cppool::kernels::cuda

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 #include "kernels/runtime/cuda/reduce.h"
 
 namespace cppool::kernels::cuda {
@@ -132,21 +132,14 @@ void LaunchReduce(cppool_dtype dtype, cppool_reduce reduce, const std::vector<co
   inputs.count = static_cast<int>(in.size());
   const bool packed = IsAligned(out) && std::all_of(in.begin(), in.end(), IsAligned);
   const auto blocks = static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks));
-  KernelOf(dtype, reduce, packed)<<<blocks, kThreads, 0, stream>>>(inputs, count, out);
-  CheckCuda(cudaGetLastError(), "reducing");
+  LaunchKernel(KernelOf(dtype, reduce, packed), blocks, kThreads, 0, stream, "reducing", inputs, count, out);
 }
 
 void LoadReduce() {
-  cudaFuncAttributes attributes;
   for (const cppool_dtype dtype : {CPPOOL_FLOAT16, CPPOOL_BFLOAT16, CPPOOL_FLOAT32, CPPOOL_FLOAT64,
                                    CPPOOL_INT32, CPPOOL_INT64, CPPOOL_UINT8}) {
-    for (const cppool_reduce reduce : {CPPOOL_SUM, CPPOOL_MAX}) {
-      for (const bool packed : {false, true}) {
-        CheckCuda(cudaFuncGetAttributes(&attributes,
-                                        reinterpret_cast<const void*>(KernelOf(dtype, reduce, packed))),
-                  "loading reductions");
-      }
-    }
+    for (const cppool_reduce reduce : {CPPOOL_SUM, CPPOOL_MAX})
+      LoadKernels("loading reductions", KernelOf(dtype, reduce, false), KernelOf(dtype, reduce, true));
   }
 }
 

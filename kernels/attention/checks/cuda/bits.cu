@@ -2,11 +2,12 @@
 // one result in any order.
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 
-#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/cuda/check_kernels.h"
 #include "kernels/attention/checks/fp8_bits.h"
+#include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -41,30 +42,27 @@ __global__ void __launch_bounds__(kThreads) BitsKernel(Check check, BitsTally* s
 
 }  // namespace
 
-void LaunchCheckBits(const BitsCheck& check, BitsTally* sum, BitsTally* result, cudaStream_t stream) {
-  CheckCuda(cudaMemsetAsync(sum, 0, sizeof *sum, stream), "clearing the tally of bits");
+void CudaCheckKernels::CheckBits(const BitsCheck& check, BitsTally* result, cppool_stream stream) {
+  const Buffer memory(rt_, sizeof(BitsTally), stream);
+  auto* const sum = memory.get<BitsTally>();
+  CheckCuda(cudaMemsetAsync(sum, 0, sizeof *sum, Cuda(stream)), "clearing the tally of bits");
   std::visit(
-      [&](const auto& what) {
+      [&]<typename What>(const What& what) {
         const std::int64_t blocks =
             std::min<std::int64_t>((what.items() + kThreads - 1) / kThreads, kMaxBlocks);
         if (blocks == 0) return;
-        BitsKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(what, sum);
-        CheckCuda(cudaGetLastError(), "launching the check of bits");
+        LaunchKernel(BitsKernel<What>, static_cast<unsigned>(blocks), kThreads, 0, Cuda(stream),
+                     "launching the check of bits", what, sum);
       },
       check.what);
-  CheckCuda(cudaMemcpyAsync(result, sum, sizeof *sum, cudaMemcpyDeviceToHost, stream),
+  CheckCuda(cudaMemcpyAsync(result, sum, sizeof *sum, cudaMemcpyDeviceToHost, Cuda(stream)),
             "copying the tally of bits");
 }
 
-void LoadCheckBits() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel : {reinterpret_cast<const void*>(BitsKernel<fp8_bits::ScaledOperand>),
-                             reinterpret_cast<const void*>(BitsKernel<fp8_bits::BlockOperand>),
-                             reinterpret_cast<const void*>(BitsKernel<fp8_bits::Out>),
-                             reinterpret_cast<const void*>(BitsKernel<fp8_bits::Delta>),
-                             reinterpret_cast<const void*>(BitsKernel<fp8_bits::Amax>)}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the checks of bits");
-  }
+void CudaCheckKernels::LoadBits() {
+  LoadKernels("loading the checks of bits", BitsKernel<fp8_bits::ScaledOperand>,
+              BitsKernel<fp8_bits::BlockOperand>, BitsKernel<fp8_bits::Out>, BitsKernel<fp8_bits::Delta>,
+              BitsKernel<fp8_bits::Amax>);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -9,11 +9,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/cuda/check_kernels.h"
 #include "kernels/error.h"
 #include "kernels/host_device.h"
 #include "kernels/numerics/fp8.h"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -244,32 +245,23 @@ bool Packs(const CompareArgs& args) {
 
 }  // namespace
 
-void LoadCompare() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(CompareKernel<1>), reinterpret_cast<const void*>(CompareKernel<4>),
-        reinterpret_cast<const void*>(CompareFinishKernel)}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the comparison");
-  }
+void CudaCheckKernels::LoadCompare() {
+  LoadKernels("loading the comparison", CompareKernel<1>, CompareKernel<4>, CompareFinishKernel);
 }
 
-int CompareBlocks(const CompareArgs& args) {
-  return static_cast<int>(std::clamp<std::int64_t>(args.RowBlocks() * args.ColumnBlocks(), 1, kMaxBlocks));
-}
-
-void LaunchCompare(const CompareArgs& args, CompareStats* partials, CompareStats* result,
-                   cudaStream_t stream) {
+void CudaCheckKernels::Compare(const CompareArgs& args, CompareStats* result, cppool_stream stream) {
+  const auto most =
+      static_cast<int>(std::clamp<std::int64_t>(args.RowBlocks() * args.ColumnBlocks(), 1, kMaxBlocks));
+  const Buffer memory(rt_, most * sizeof(CompareStats), stream);
+  auto* const partials = memory.get<CompareStats>();
   const std::uint64_t elements =
       static_cast<std::uint64_t>(args.rows) * static_cast<std::uint64_t>(args.columns);
-  const int blocks = elements ? CompareBlocks(args) : 0;
-  if (blocks && Packs(args)) {
-    CompareKernel<4><<<blocks, kThreads, 0, stream>>>(args, partials);
-  } else if (blocks) {
-    CompareKernel<1><<<blocks, kThreads, 0, stream>>>(args, partials);
-  }
-  CheckCuda(cudaGetLastError(), "launching the comparison");
-  CompareFinishKernel<<<1, kThreads, 0, stream>>>(partials, blocks, elements, result);
-  CheckCuda(cudaGetLastError(), "launching the comparison's end");
+  const int blocks = elements ? most : 0;
+  const auto kernel = Packs(args) ? &CompareKernel<4> : &CompareKernel<1>;
+  if (blocks)
+    LaunchKernel(kernel, blocks, kThreads, 0, Cuda(stream), "launching the comparison", args, partials);
+  LaunchKernel(CompareFinishKernel, 1, kThreads, 0, Cuda(stream), "launching the comparison's end", partials,
+               blocks, elements, result);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/cuda/check_kernels.h"
 #include "kernels/numerics/philox.h"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -110,19 +110,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-using Kernel = void (*)(std::uint32_t, std::uint64_t, Segments, int, int, int, bool, void*);
-using BiasKernel = void (*)(std::uint64_t, std::int64_t, int, std::int64_t, std::int64_t, void*);
-
-BiasKernel BiasKernelFor(Dtype dtype) {
+// Calls visit.operator()<dtype>() for a dtype that inputs are drawn in.
+template <typename Visit>
+void WithInputDtype(Dtype dtype, Visit visit) {
   switch (dtype) {
     case Dtype::kFp16:
-      return GenerateBiasKernel<Dtype::kFp16>;
+      return visit.template operator()<Dtype::kFp16>();
     case Dtype::kBf16:
-      return GenerateBiasKernel<Dtype::kBf16>;
+      return visit.template operator()<Dtype::kBf16>();
     case Dtype::kFp32:
-      return GenerateBiasKernel<Dtype::kFp32>;
+      return visit.template operator()<Dtype::kFp32>();
     case Dtype::kFp64:
-      return GenerateBiasKernel<Dtype::kFp64>;
+      return visit.template operator()<Dtype::kFp64>();
     case Dtype::kE4M3:
     case Dtype::kE5M2:
       break;  // inputs are quantized, not drawn
@@ -130,40 +129,26 @@ BiasKernel BiasKernelFor(Dtype dtype) {
   throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
 }
 
-Kernel KernelFor(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFp16:
-      return GenerateKernel<Dtype::kFp16>;
-    case Dtype::kBf16:
-      return GenerateKernel<Dtype::kBf16>;
-    case Dtype::kFp32:
-      return GenerateKernel<Dtype::kFp32>;
-    case Dtype::kFp64:
-      return GenerateKernel<Dtype::kFp64>;
-    case Dtype::kE4M3:
-    case Dtype::kE5M2:
-      break;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "generate: unknown dtype");
+// Returns how many of a block's threads lie along an axis of so many units: a power of two.
+int WidthFor(std::int64_t units) {
+  int width = 32;
+  while (width < units && width < kThreads) width *= 2;
+  return width;
 }
 
 }  // namespace
 
-void LoadGenerate() {
-  cudaFuncAttributes attributes;
+void CudaCheckKernels::LoadGenerate() {
   for (const Dtype dtype : {Dtype::kFp16, Dtype::kBf16, Dtype::kFp32, Dtype::kFp64}) {
-    for (const void* kernel : {reinterpret_cast<const void*>(KernelFor(dtype)),
-                               reinterpret_cast<const void*>(BiasKernelFor(dtype))}) {
-      CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the input generator");
-    }
+    WithInputDtype(dtype, [&]<Dtype kDtype>() {
+      LoadKernels("loading the input generator", GenerateKernel<kDtype>, GenerateBiasKernel<kDtype>);
+    });
   }
 }
 
-void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads, int dim,
-                    Dtype dtype, bool uneven, void* to, cudaStream_t stream) {
-  const int units = heads * ((dim + 3) / 4);
-  int width = 32;
-  while (width < units && width < kThreads) width *= 2;
+void CudaCheckKernels::Generate(InputTensor tensor, std::uint64_t seed, const Layout& layout, int heads,
+                                int dim, Dtype dtype, void* to, cppool_stream stream, bool uneven) {
+  const int width = WidthFor(heads * ((dim + 3) / 4));
   const dim3 block(width, kThreads / width);
   for (std::size_t begin = 0; begin < layout.segments.size(); begin += kSegments) {
     const std::size_t count = std::min<std::size_t>(kSegments, layout.segments.size() - begin);
@@ -172,27 +157,31 @@ void LaunchGenerate(InputTensor tensor, std::uint64_t seed, const Layout& layout
     std::int32_t longest = 0;
     for (std::size_t i = 0; i < count; ++i) longest = std::max(longest, segments.segment[i].length);
     if (longest == 0) continue;
-    const unsigned blocks = std::min<unsigned>(kMaxBlocks, (longest + block.y - 1) / block.y);
-    KernelFor(dtype)<<<dim3(blocks, static_cast<unsigned>(count)), block, 0, stream>>>(
-        static_cast<std::uint32_t>(tensor), seed, segments, layout.row_step, heads, dim, uneven, to);
-    CheckCuda(cudaGetLastError(), "launching the input generator");
+    const dim3 grid(std::min<unsigned>(kMaxBlocks, (longest + block.y - 1) / block.y),
+                    static_cast<unsigned>(count));
+    WithInputDtype(dtype, [&]<Dtype kDtype>() {
+      LaunchKernel(GenerateKernel<kDtype>, grid, block, 0, Cuda(stream), "launching the input generator",
+                   static_cast<std::uint32_t>(tensor), seed, segments, layout.row_step, heads, dim, uneven,
+                   to);
+    });
   }
 }
 
-void LaunchGenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
-                        std::int64_t seqlen_kv, Dtype dtype, void* to, cudaStream_t stream) {
+void CudaCheckKernels::GenerateBias(std::uint64_t seed, std::int64_t batch, int heads, std::int64_t seqlen_q,
+                                    std::int64_t seqlen_kv, Dtype dtype, void* to, cppool_stream stream) {
   const std::int64_t matrices = batch * heads;
   const std::int64_t quads = (seqlen_kv + 3) / 4;
   if (matrices == 0 || seqlen_q == 0 || quads == 0) return;
-  int width = 32;
-  while (width < quads && width < kThreads) width *= 2;
+  const int width = WidthFor(quads);
   const dim3 block(width, kThreads / width);
   const std::int64_t rows = (seqlen_q + block.y - 1) / block.y;
   const dim3 grid(static_cast<unsigned>((quads + width - 1) / width),
                   static_cast<unsigned>(std::min<std::int64_t>(rows, kMaxBlocks)),
                   static_cast<unsigned>(std::min<std::int64_t>(matrices, kMaxBlocks)));
-  BiasKernelFor(dtype)<<<grid, block, 0, stream>>>(seed, matrices, heads, seqlen_q, seqlen_kv, to);
-  CheckCuda(cudaGetLastError(), "launching the bias generator");
+  WithInputDtype(dtype, [&]<Dtype kDtype>() {
+    LaunchKernel(GenerateBiasKernel<kDtype>, grid, block, 0, Cuda(stream), "launching the bias generator",
+                 seed, matrices, heads, seqlen_q, seqlen_kv, to);
+  });
 }
 
 }  // namespace cppool::kernels::cuda

@@ -8,14 +8,15 @@
 // every sum has a fixed order.
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <utility>
 
-#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/cuda/check_kernels.h"
 #include "kernels/attention/checks/cuda/oracle_chunk.cuh"
 #include "kernels/attention/checks/cuda/oracle_product.cuh"
 #include "kernels/attention/checks/oracle_workspace.h"
+#include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -163,8 +164,9 @@ __global__ void __launch_bounds__(kSumThreads) SumKernel(Sum sum) {
 void LaunchSum(const Sum& sum, cudaStream_t stream) {
   const std::int64_t blocks =
       std::min<std::int64_t>((sum.rows * sum.width + kSumThreads - 1) / kSumThreads, 4096);
-  if (blocks) SumKernel<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(sum);
-  CheckCuda(cudaGetLastError(), "launching the oracle's sums");
+  if (blocks)
+    LaunchKernel(SumKernel, static_cast<unsigned>(blocks), kSumThreads, 0, stream,
+                 "launching the oracle's sums", sum);
 }
 
 unsigned Tiles(std::int64_t count) { return static_cast<unsigned>((count + kOracleTile - 1) / kOracleTile); }
@@ -175,8 +177,8 @@ void RunQueries(const Chunk& chunk, const OracleChunking& chunking, const Produc
                 cudaStream_t stream) {
   const bool whole = chunking.query_parts == 1;
   const dim3 grid(Tiles(what.dim), Tiles(chunk.rows), chunk.heads * chunking.query_parts);
-  QueryKernel<T><<<grid, kOracleThreads, 0, stream>>>(chunk, what, whole ? nullptr : parts);
-  CheckCuda(cudaGetLastError(), "launching the oracle's products with keys");
+  LaunchKernel(QueryKernel<T>, grid, kOracleThreads, 0, stream, "launching the oracle's products with keys",
+               chunk, what, whole ? nullptr : parts);
   if (whole) return;
   const std::int64_t group = chunk.args.group;
   LaunchSum({.parts = parts,
@@ -197,9 +199,8 @@ void RunKeys(const Chunk& chunk, const OracleChunking& chunking, const Product& 
   const bool in_place = chunking.key_parts == 0;
   const int count = chunk.heads * chunking.key_parts;
   const dim3 grid(Tiles(chunk.args.seqlen_kv), Tiles(what.dim), in_place ? 1 : count);
-  KeyKernel<T><<<grid, kOracleThreads, 0, stream>>>(chunk, what, chunking.key_parts,
-                                                    in_place ? what.to : parts, first);
-  CheckCuda(cudaGetLastError(), "launching the oracle's products with queries");
+  LaunchKernel(KeyKernel<T>, grid, kOracleThreads, 0, stream, "launching the oracle's products with queries",
+               chunk, what, chunking.key_parts, in_place ? what.to : parts, first);
   const Stored stored = last ? what.stored : Stored{};
   if (in_place && !stored.rounded) return;
   LaunchSum({.parts = parts,
@@ -231,8 +232,9 @@ void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts,
     RunKeys<TQuery>(chunk, chunking, {of_pairs, operand, dim, scale, magnitudes, to, stored}, parts, first,
                     last, stream);
   };
-  if (any_keys) PairsKernel<T, T, false><<<pairs, kOracleThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's products of queries and keys");
+  if (any_keys)
+    LaunchKernel(PairsKernel<T, T, false>, pairs, kOracleThreads, 0, stream,
+                 "launching the oracle's products of queries and keys", chunk);
   LaunchSoftmax(chunk, stream);
   if (args.out) {
     with_keys(chunk.casts ? chunk.other : chunk.p, args.v, args.dim_v, 1, false, args.out,
@@ -240,8 +242,9 @@ void RunChunk(const Chunk& chunk, const OracleChunking& chunking, double* parts,
     if (fp8.out_bound) with_keys(chunk.other, args.v, args.dim_v, 1, true, fp8.out_bound, {});
   }
   if (!args.dout.data) return;
-  if (any_keys) PairsKernel<TDout, T, true><<<pairs, kOracleThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's products of gradients and values");
+  if (any_keys)
+    LaunchKernel(PairsKernel<TDout, T, true>, pairs, kOracleThreads, 0, stream,
+                 "launching the oracle's products of gradients and values", chunk);
   LaunchSoftmaxGradient(chunk, stream);
   if (chunk.casts) LaunchCastGradients(chunk, stream);
   const Stored gradient{args.rounded, args.stored, Dtype::kE5M2, fp8.gradient_scale};
@@ -284,16 +287,11 @@ void FinishBounds(const OracleArgs& args, const OracleFp8& fp8, cudaStream_t str
   gradient(args.dv, args.seqlen_kv * args.dim_v, fp8.dv_bound);
 }
 
+// Loads the kernels for q, k and v of type T and dout of type TDout.
 template <typename T, typename TDout>
-void Load() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(PairsKernel<T, T, false>),
-        reinterpret_cast<const void*>(PairsKernel<TDout, T, true>),
-        reinterpret_cast<const void*>(QueryKernel<T>), reinterpret_cast<const void*>(KeyKernel<T>),
-        reinterpret_cast<const void*>(KeyKernel<TDout>), reinterpret_cast<const void*>(SumKernel)}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle");
-  }
+void LoadFor() {
+  LoadKernels("loading the oracle", PairsKernel<T, T, false>, PairsKernel<TDout, T, true>, QueryKernel<T>,
+              KeyKernel<T>, KeyKernel<TDout>, SumKernel);
 }
 
 // Calls `visit` with values of the types of q, k and v and of dout. Throws unless all are fp16, all are bf16,
@@ -329,15 +327,18 @@ void WithInputTypes(const OracleArgs& args, const OracleFp8& fp8, Visit visit) {
 
 }  // namespace
 
-void LoadOracle() {
-  Load<__half, __half>();
-  Load<__nv_bfloat16, __nv_bfloat16>();
-  Load<E4M3, E5M2>();
+void CudaCheckKernels::LoadOracle() {
+  LoadFor<__half, __half>();
+  LoadFor<__nv_bfloat16, __nv_bfloat16>();
+  LoadFor<E4M3, E5M2>();
   LoadOracleRows();
   LoadOracleFp8();
 }
 
-void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t stream) {
+void CudaCheckKernels::Oracle(const OracleArgs& args, cppool_stream on) {
+  const cudaStream_t stream = Cuda(on);
+  const OracleShape shape = ShapeOf(args);
+  const Buffer workspace(rt_, OracleWorkspace(shape), on);
   const OracleFp8 fp8 = args.fp8.value_or(OracleFp8{});
   if (args.seqlen_q == 0) {  // without queries, dk and dv are 0, and so are their bounds
     const auto clear = [&](double* to, int dim) {
@@ -352,9 +353,8 @@ void LaunchOracle(const OracleArgs& args, std::byte* workspace, cudaStream_t str
     FinishBounds(args, fp8, stream);
     return;
   }
-  const OracleShape shape = ShapeOf(args);
   const OracleChunking chunking = ChunkingOf(shape);
-  double* next = reinterpret_cast<double*>(workspace);
+  double* next = workspace.get<double>();
   const auto take = [&](bool wanted, std::size_t count) {
     return wanted ? std::exchange(next, next + count) : nullptr;
   };

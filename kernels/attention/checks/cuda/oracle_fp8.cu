@@ -6,6 +6,7 @@
 
 #include "kernels/attention/checks/cuda/oracle_chunk.cuh"
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -167,48 +168,42 @@ dim3 ColumnsOf(const Chunk& chunk, int rows) {
 void LaunchCastGradients(const Chunk& chunk, cudaStream_t stream) {
   if (chunk.args.seqlen_kv == 0) return;
   if (chunk.fp8.ds_blocks)
-    CastAlongQueriesKernel<<<ColumnsOf(chunk, kMxBlock), kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's casts along queries");
-  CastGradientsKernel<<<RowsOf(chunk, chunk.heads), kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's casts");
+    LaunchKernel(CastAlongQueriesKernel, ColumnsOf(chunk, kMxBlock), kRowThreads, 0, stream,
+                 "launching the oracle's casts along queries", chunk);
+  LaunchKernel(CastGradientsKernel, RowsOf(chunk, chunk.heads), kRowThreads, 0, stream,
+               "launching the oracle's casts", chunk);
 }
 
 void LaunchNorms(const Chunk& chunk, cudaStream_t stream) {
   if (chunk.args.seqlen_kv == 0) return;
-  NormsKernel<<<BlocksOf(chunk.args.seqlen_kv, kRowThreads / 32), kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's norms");
+  LaunchKernel(NormsKernel, BlocksOf(chunk.args.seqlen_kv, kRowThreads / 32), kRowThreads, 0, stream,
+               "launching the oracle's norms", chunk);
 }
 
 void LaunchLargestDs(const Chunk& chunk, cudaStream_t stream) {
   if (chunk.args.seqlen_kv == 0) return;
   CheckCuda(cudaMemsetAsync(chunk.largest_ds, 0, chunk.args.seqlen_kv * sizeof(double), stream),
             "clearing the oracle's maxima");
-  LargestDsKernel<<<ColumnsOf(chunk, kOracleTile), kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's maxima");
+  LaunchKernel(LargestDsKernel, ColumnsOf(chunk, kOracleTile), kRowThreads, 0, stream,
+               "launching the oracle's maxima", chunk);
 }
 
 void LaunchBounds(const Chunk& chunk, Bounded gradient, cudaStream_t stream) {
-  BoundsKernel<<<RowsOf(chunk, chunk.heads), kRowThreads, 0, stream>>>(chunk, gradient);
-  CheckCuda(cudaGetLastError(), "launching the oracle's bounds");
+  LaunchKernel(BoundsKernel, RowsOf(chunk, chunk.heads), kRowThreads, 0, stream,
+               "launching the oracle's bounds", chunk, gradient);
 }
 
 void LaunchFinishBound(const double* values, std::int64_t count, double relative, double smallest,
                        double scale, double* bound, cudaStream_t stream) {
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(BlocksOf(count, kRowThreads), 4096));
-  FinishBoundKernel<<<blocks, kRowThreads, 0, stream>>>(values, count, relative, smallest, scale, bound);
-  CheckCuda(cudaGetLastError(), "launching the end of the oracle's bounds");
+  LaunchKernel(FinishBoundKernel, blocks, kRowThreads, 0, stream, "launching the end of the oracle's bounds",
+               values, count, relative, smallest, scale, bound);
 }
 
 void LoadOracleFp8() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(CastAlongQueriesKernel),
-        reinterpret_cast<const void*>(CastGradientsKernel), reinterpret_cast<const void*>(NormsKernel),
-        reinterpret_cast<const void*>(LargestDsKernel), reinterpret_cast<const void*>(BoundsKernel),
-        reinterpret_cast<const void*>(FinishBoundKernel)}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle for fp8");
-  }
+  LoadKernels("loading the oracle for fp8", CastAlongQueriesKernel, CastGradientsKernel, NormsKernel,
+              LargestDsKernel, BoundsKernel, FinishBoundKernel);
 }
 
 }  // namespace cppool::kernels::cuda

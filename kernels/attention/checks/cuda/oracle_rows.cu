@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/attention/checks/cuda/oracle_chunk.cuh"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -162,37 +162,28 @@ __global__ void __launch_bounds__(kRowThreads) BiasGradientSumKernel(Chunk chunk
 void LaunchSoftmax(const Chunk& chunk, cudaStream_t stream) {
   const auto kernel =
       chunk.args.bias.dtype == Dtype::kFp16 ? &SoftmaxKernel<__half> : &SoftmaxKernel<__nv_bfloat16>;
-  kernel<<<RowsOf(chunk, chunk.heads), kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's softmax");
+  LaunchKernel(kernel, RowsOf(chunk, chunk.heads), kRowThreads, 0, stream, "launching the oracle's softmax",
+               chunk);
 }
 
 void LaunchSoftmaxGradient(const Chunk& chunk, cudaStream_t stream) {
   const OracleArgs& args = chunk.args;
-  SoftmaxGradientKernel<<<RowsOf(chunk, chunk.heads), kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's softmax gradient");
-  if (chunk.ds_offset) OffsetGradientKernel<<<chunk.heads, kRowThreads, 0, stream>>>(chunk);
-  CheckCuda(cudaGetLastError(), "launching the oracle's gradient of the offset");
+  LaunchKernel(SoftmaxGradientKernel, RowsOf(chunk, chunk.heads), kRowThreads, 0, stream,
+               "launching the oracle's softmax gradient", chunk);
+  if (chunk.ds_offset)
+    LaunchKernel(OffsetGradientKernel, chunk.heads, kRowThreads, 0, stream,
+                 "launching the oracle's gradient of the offset", chunk);
   if (!args.dbias || args.seqlen_kv == 0) return;
   const int heads = args.dbias_head_step ? chunk.heads : 1;
-  if (args.dbias_query_step) {
-    BiasGradientKernel<<<RowsOf(chunk, heads), kRowThreads, 0, stream>>>(chunk);
-  } else {
-    const auto blocks = static_cast<unsigned>((args.seqlen_kv + kColumns - 1) / kColumns);
-    BiasGradientSumKernel<<<dim3(blocks, heads), kRowThreads, 0, stream>>>(chunk);
-  }
-  CheckCuda(cudaGetLastError(), "launching the oracle's gradient of the bias");
+  const auto blocks = static_cast<unsigned>((args.seqlen_kv + kColumns - 1) / kColumns);
+  LaunchKernel(args.dbias_query_step ? BiasGradientKernel : BiasGradientSumKernel,
+               args.dbias_query_step ? RowsOf(chunk, heads) : dim3(blocks, heads), kRowThreads, 0, stream,
+               "launching the oracle's gradient of the bias", chunk);
 }
 
 void LoadOracleRows() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel : {reinterpret_cast<const void*>(SoftmaxKernel<__half>),
-                             reinterpret_cast<const void*>(SoftmaxKernel<__nv_bfloat16>),
-                             reinterpret_cast<const void*>(SoftmaxGradientKernel),
-                             reinterpret_cast<const void*>(OffsetGradientKernel),
-                             reinterpret_cast<const void*>(BiasGradientKernel),
-                             reinterpret_cast<const void*>(BiasGradientSumKernel)}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading the oracle");
-  }
+  LoadKernels("loading the oracle", SoftmaxKernel<__half>, SoftmaxKernel<__nv_bfloat16>,
+              SoftmaxGradientKernel, OffsetGradientKernel, BiasGradientKernel, BiasGradientSumKernel);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -2,11 +2,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/attention/checks/cuda/launch.h"
+#include "kernels/attention/checks/cuda/check_kernels.h"
 #include "kernels/attention/checks/digest.h"
 #include "kernels/error.h"
 #include "kernels/numerics/rounding.h"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -112,31 +113,26 @@ __global__ void __launch_bounds__(kThreads) FillKernel(double* values, double va
 
 }  // namespace
 
-void LoadValues() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(DigestKernel), reinterpret_cast<const void*>(DigestFinishKernel),
-        reinterpret_cast<const void*>(CopyRowsKernel), reinterpret_cast<const void*>(RoundKernel),
-        reinterpret_cast<const void*>(FillKernel)}) {
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel), "loading digests and rounding");
-  }
+void CudaCheckKernels::LoadValues() {
+  LoadKernels("loading digests and rounding", DigestKernel, DigestFinishKernel, CopyRowsKernel, RoundKernel,
+              FillKernel);
 }
 
-int DigestBlocks(std::size_t bytes) { return Blocks(static_cast<std::int64_t>(bytes / 8)); }
-
-void LaunchDigest(const void* data, std::size_t bytes, std::uint64_t* partials, std::uint64_t* result,
-                  cudaStream_t stream) {
+void CudaCheckKernels::Digest(const void* data, std::size_t bytes, std::uint64_t* result,
+                              cppool_stream stream) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(data) % sizeof(std::uint64_t) == 0;
-  const int blocks = DigestBlocks(bytes);
-  DigestKernel<<<blocks, kThreads, 0, stream>>>(data, bytes, aligned, partials);
-  CheckCuda(cudaGetLastError(), "launching the digest");
-  DigestFinishKernel<<<1, kThreads, 0, stream>>>(partials, blocks, bytes, result);
-  CheckCuda(cudaGetLastError(), "launching the digest's end");
+  const int blocks = Blocks(static_cast<std::int64_t>(bytes / 8));
+  const Buffer memory(rt_, blocks * sizeof(std::uint64_t), stream);
+  auto* const partials = memory.get<std::uint64_t>();
+  LaunchKernel(DigestKernel, blocks, kThreads, 0, Cuda(stream), "launching the digest", data, bytes, aligned,
+               partials);
+  LaunchKernel(DigestFinishKernel, 1, kThreads, 0, Cuda(stream), "launching the digest's end", partials,
+               blocks, bytes, result);
 }
 
-void LaunchCopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
-                    cudaStream_t stream) {
-  if (copies.size() > CheckKernels::kMostCopies)
+void CudaCheckKernels::CopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanoseconds delay,
+                                cppool_stream stream) {
+  if (copies.size() > kMostCopies)
     throw RuntimeError(CPPOOL_INTERNAL, "check kernels: too many copies at once");
   RowsCopies all{};
   std::int64_t most = 0;
@@ -146,18 +142,18 @@ void LaunchCopyRows(const std::vector<RowsCopy>& copies, std::chrono::nanosecond
   }
   if (most == 0) return;
   const int blocks = delay.count() > 0 ? std::min(Blocks(most), kDelayedBlocks) : Blocks(most);
-  CopyRowsKernel<<<blocks, kThreads, 0, stream>>>(all, static_cast<std::uint64_t>(delay.count()));
-  CheckCuda(cudaGetLastError(), "launching the copy of rows");
+  LaunchKernel(CopyRowsKernel, blocks, kThreads, 0, Cuda(stream), "launching the copy of rows", all,
+               static_cast<std::uint64_t>(delay.count()));
 }
 
-void LaunchRoundValues(Dtype dtype, double* values, std::int64_t count, cudaStream_t stream) {
-  RoundKernel<<<Blocks(count), kThreads, 0, stream>>>(dtype, values, count);
-  CheckCuda(cudaGetLastError(), "launching the rounding of values");
+void CudaCheckKernels::RoundValues(Dtype dtype, double* values, std::int64_t count, cppool_stream stream) {
+  LaunchKernel(RoundKernel, Blocks(count), kThreads, 0, Cuda(stream), "launching the rounding of values",
+               dtype, values, count);
 }
 
-void LaunchFillValues(double* values, double value, std::int64_t count, cudaStream_t stream) {
-  FillKernel<<<Blocks(count), kThreads, 0, stream>>>(values, value, count);
-  CheckCuda(cudaGetLastError(), "launching the filling of values");
+void CudaCheckKernels::FillValues(double* values, double value, std::int64_t count, cppool_stream stream) {
+  LaunchKernel(FillKernel, Blocks(count), kThreads, 0, Cuda(stream), "launching the filling of values",
+               values, value, count);
 }
 
 }  // namespace cppool::kernels::cuda

@@ -15,7 +15,7 @@
 #include "kernels/error.h"
 #include "kernels/half.h"
 #include "kernels/numerics/fp8.h"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -309,16 +309,14 @@ class CudaFp8Ops : public Fp8Ops {
     ExpectWide(from.dtype);
     if (rows.count == 0 || columns == 0) return;
     const auto kernel = Fits(8, columns, {from}) ? &AmaxKernel<8> : &AmaxKernel<1>;
-    kernel<<<GridOf(rows), kThreads, 0, AsCuda(stream)>>>(rows, columns, from.dtype, from.data,
-                                                          reinterpret_cast<unsigned*>(amax));
-    CheckCuda(cudaGetLastError(), "launching amax");
+    LaunchKernel(kernel, GridOf(rows), kThreads, 0, AsCuda(stream), "launching amax", rows, columns,
+                 from.dtype, from.data, reinterpret_cast<unsigned*>(amax));
   }
 
   void MakeScale(Dtype format, const float* amax, Fp8Scale* to, cppool_stream stream) override {
     ExpectPayload(format);
     const float most = format == Dtype::kE4M3 ? kE4M3Max : kE5M2Max;
-    MakeScaleKernel<<<1, 1, 0, AsCuda(stream)>>>(most, amax, to);
-    CheckCuda(cudaGetLastError(), "launching the making of a scale");
+    LaunchKernel(MakeScaleKernel, 1, 1, 0, AsCuda(stream), "launching the making of a scale", most, amax, to);
   }
 
   void Cast(const TokenRows& rows, std::int64_t columns, TensorRef from, const Fp8Scale* scale,
@@ -341,8 +339,8 @@ class CudaFp8Ops : public Fp8Ops {
     for (const Dtype dtype : {out.dtype, dout.dtype}) Expect(dtype != Dtype::kFp64, dtype);
     if (rows.count == 0 || heads == 0) return;
     const auto kernel = Fits(8, dim, {out, dout}) ? &DeltaKernel<8> : &DeltaKernel<1>;
-    kernel<<<GridOf(rows), kThreads, 0, AsCuda(stream)>>>(rows, heads, dim, out, dout, delta);
-    CheckCuda(cudaGetLastError(), "launching delta");
+    LaunchKernel(kernel, GridOf(rows), kThreads, 0, AsCuda(stream), "launching delta", rows, heads, dim, out,
+                 dout, delta);
   }
 
   std::unique_ptr<TokenRows> Blocks(const Layout& layout, const std::vector<std::int64_t>& chunk,
@@ -367,8 +365,8 @@ class CudaFp8Ops : public Fp8Ops {
     const dim3 grid =
         along_dims ? GridOf(blocks)
                    : dim3(static_cast<unsigned>(blocks.count), BlocksFor(columns, kThreads * (two ? 2 : 1)));
-    kernel<<<grid, kThreads, 0, AsCuda(stream)>>>(blocks, columns, from.dtype, from.data, to);
-    CheckCuda(cudaGetLastError(), "launching a cast in blocks");
+    LaunchKernel(kernel, grid, kThreads, 0, AsCuda(stream), "launching a cast in blocks", blocks, columns,
+                 from.dtype, from.data, to);
   }
 
   void DequantizeBlocks(const TokenRows& of, MxAxis axis, int heads, int dim, const MxTensor& from,
@@ -379,8 +377,8 @@ class CudaFp8Ops : public Fp8Ops {
     if (blocks.count == 0 || columns == 0) return;
     const auto kernel = Fits(8, columns, {{from.payload, Dtype::kE4M3}, to}) ? &DequantizeBlocksKernel<8>
                                                                              : &DequantizeBlocksKernel<1>;
-    kernel<<<GridOf(blocks), kThreads, 0, AsCuda(stream)>>>(blocks, axis, columns, from, to.data);
-    CheckCuda(cudaGetLastError(), "launching the dequantization of blocks");
+    LaunchKernel(kernel, GridOf(blocks), kThreads, 0, AsCuda(stream),
+                 "launching the dequantization of blocks", blocks, axis, columns, from, to.data);
   }
 
   std::unique_ptr<TokenRows> Slots(const Layout& layout, cppool_stream stream) override {
@@ -397,9 +395,9 @@ class CudaFp8Ops : public Fp8Ops {
     if (slots.count == 0) return;
     const dim3 grid(static_cast<unsigned>(slots.count), static_cast<unsigned>(dim / 64),
                     static_cast<unsigned>(heads));
-    TransposeKernel<<<grid, kThreads, 0, AsCuda(stream)>>>(
-        slots, heads, dim, static_cast<const std::uint8_t*>(payload.data), to);
-    CheckCuda(cudaGetLastError(), "launching the transposition of a payload");
+    LaunchKernel(TransposeKernel, grid, kThreads, 0, AsCuda(stream),
+                 "launching the transposition of a payload", slots, heads, dim,
+                 static_cast<const std::uint8_t*>(payload.data), to);
   }
 
  private:
@@ -407,9 +405,8 @@ class CudaFp8Ops : public Fp8Ops {
                       TensorOut to, cppool_stream stream) {
     if (rows.count == 0 || columns == 0) return;
     const auto kernel = Fits(8, columns, {from, to}) ? &ConvertKernel<8> : &ConvertKernel<1>;
-    kernel<<<GridOf(rows), kThreads, 0, AsCuda(stream)>>>(rows, columns, from.dtype, from.data, factor,
-                                                          to.dtype, to.data);
-    CheckCuda(cudaGetLastError(), "launching a cast");
+    LaunchKernel(kernel, GridOf(rows), kThreads, 0, AsCuda(stream), "launching a cast", rows, columns,
+                 from.dtype, from.data, factor, to.dtype, to.data);
   }
 
   cppool_runtime* rt_;

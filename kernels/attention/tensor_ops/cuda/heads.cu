@@ -7,7 +7,7 @@
 
 #include "kernels/attention/tensor_ops/cuda/element.cuh"
 #include "kernels/error.h"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -159,9 +159,9 @@ void Split(std::int64_t rows, int heads, int units, const Parts& parts, const vo
   if (most == 0) return;
   const dim3 grid(BlocksFor(rows * most * units, kThreads), static_cast<unsigned>(parts.count));
   WithIndex(rows, heads, units, parts, [&]<typename Index>(Index) {
-    SplitKernel<Unit, Index><<<grid, kThreads, 0, AsCuda(stream)>>>(static_cast<Index>(rows), heads, units,
-                                                                    parts, static_cast<const Unit*>(from),
-                                                                    static_cast<Unit*>(to));
+    LaunchKernel(SplitKernel<Unit, Index>, grid, kThreads, 0, AsCuda(stream), "launching the split of heads",
+                 static_cast<Index>(rows), heads, units, parts, static_cast<const Unit*>(from),
+                 static_cast<Unit*>(to));
   });
 }
 
@@ -170,8 +170,9 @@ void MergeParts(std::int64_t rows, int heads, int units, const Parts& parts, con
                 cppool_stream stream) {
   const unsigned blocks = BlocksFor(rows * heads * units, kThreads);
   WithIndex(rows, heads, units, parts, [&]<typename Index>(Index) {
-    MergeKernel<From, To, kCount, Index><<<blocks, kThreads, 0, AsCuda(stream)>>>(
-        static_cast<Index>(rows), heads, units, parts, static_cast<const From*>(from), static_cast<To*>(to));
+    LaunchKernel(MergeKernel<From, To, kCount, Index>, blocks, kThreads, 0, AsCuda(stream),
+                 "launching the merge of heads", static_cast<Index>(rows), heads, units, parts,
+                 static_cast<const From*>(from), static_cast<To*>(to));
   });
 }
 
@@ -183,10 +184,10 @@ void CudaTensorOps::Delta(std::int64_t vectors, int dim, TensorRef out, TensorRe
     throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: delta of out and dout of different dtypes");
   if (vectors == 0) return;
   WithType(out.dtype, [&]<typename T>(T) {
-    DeltaKernel<T><<<BlocksFor(vectors * 8, kThreads), kThreads, 0, AsCuda(stream)>>>(
-        vectors, dim, static_cast<const T*>(out.data), static_cast<const T*>(dout.data), delta);
+    LaunchKernel(DeltaKernel<T>, BlocksFor(vectors * 8, kThreads), kThreads, 0, AsCuda(stream),
+                 "launching delta", vectors, dim, static_cast<const T*>(out.data),
+                 static_cast<const T*>(dout.data), delta);
   });
-  CheckCuda(cudaGetLastError(), "launching delta");
 }
 
 void CudaTensorOps::SplitHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
@@ -207,7 +208,6 @@ void CudaTensorOps::SplitHeads(std::int64_t rows, int heads, int dim, const std:
   } else {
     throw RuntimeError(CPPOOL_UNSUPPORTED, "a head with an odd number of bytes cannot be split");
   }
-  CheckCuda(cudaGetLastError(), "launching the split of heads");
 }
 
 void CudaTensorOps::MergeHeads(std::int64_t rows, int heads, int dim, const std::vector<HeadRange>& ranges,
@@ -223,7 +223,6 @@ void CudaTensorOps::MergeHeads(std::int64_t rows, int heads, int dim, const std:
       }
     });
   });
-  CheckCuda(cudaGetLastError(), "launching the merge of heads");
 }
 
 void CudaTensorOps::RoundSum(const std::vector<const float*>& parts, TensorOut to, std::int64_t count,
@@ -239,9 +238,9 @@ void CudaTensorOps::RoundSum(const std::vector<const float*>& parts, TensorOut t
   WithType(to.dtype, [&]<typename To>(To) {
     const auto kernel = wide ? &RoundSumKernel<To, 8> : &RoundSumKernel<To, 1>;
     const unsigned blocks = BlocksFor(wide ? (count + 7) / 8 : count, kThreads);
-    kernel<<<blocks, kThreads, 0, AsCuda(stream)>>>(count, from, static_cast<To*>(to.data));
+    LaunchKernel(kernel, blocks, kThreads, 0, AsCuda(stream), "launching a rounded sum", count, from,
+                 static_cast<To*>(to.data));
   });
-  CheckCuda(cudaGetLastError(), "launching a rounded sum");
 }
 
 void CudaTensorOps::LoadHeads() {

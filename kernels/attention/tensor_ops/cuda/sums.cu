@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "kernels/attention/tensor_ops/cuda/element.cuh"
-#include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -168,17 +168,16 @@ void CudaTensorOps::AddOffset(std::int64_t rows, int heads, const float* lse, co
                               float* total, cppool_stream stream) {
   const std::int64_t count = rows * heads;
   if (count == 0) return;
-  AddOffsetKernel<<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(count, heads, lse, offset,
-                                                                               total);
-  CheckCuda(cudaGetLastError(), "launching the sum with a softmax offset");
+  LaunchKernel(AddOffsetKernel, BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream),
+               "launching the sum with a softmax offset", count, heads, lse, offset, total);
 }
 
 void CudaTensorOps::OffsetGradient(const TokenRows& rows, int heads, const float* total, const float* delta,
                                    const float* offset, float* gradient, cppool_stream stream) {
   if (heads == 0) return;
-  OffsetGradientKernel<<<static_cast<unsigned>(heads), kGradientThreads, 0, AsCuda(stream)>>>(
-      ViewOf(rows), heads, total, delta, offset, gradient);
-  CheckCuda(cudaGetLastError(), "launching the softmax offset's gradient");
+  LaunchKernel(OffsetGradientKernel, static_cast<unsigned>(heads), kGradientThreads, 0, AsCuda(stream),
+               "launching the softmax offset's gradient", ViewOf(rows), heads, total, delta, offset,
+               gradient);
 }
 
 void CudaTensorOps::Merge(const MergeArgs& args, cppool_stream stream) {
@@ -187,57 +186,55 @@ void CudaTensorOps::Merge(const MergeArgs& args, cppool_stream stream) {
   const dim3 grid(static_cast<unsigned>(rows.count), static_cast<unsigned>(std::min(args.heads, 8)));
   WithType(args.part.dtype, [&]<typename Part>(Part) {
     WithType(args.out.dtype, [&]<typename Out>(Out) {
-      MergeKernel<Part, Out><<<grid, kThreads, 0, AsCuda(stream)>>>(rows, args);
+      LaunchKernel(MergeKernel<Part, Out>, grid, kThreads, 0, AsCuda(stream),
+                   "launching the merge of partial outputs", rows, args);
     });
   });
-  CheckCuda(cudaGetLastError(), "launching the merge of partial outputs");
 }
 
 void CudaTensorOps::Fill(float* to, float value, std::int64_t count, cppool_stream stream) {
   if (count == 0) return;
-  FillKernel<<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(to, value, count);
-  CheckCuda(cudaGetLastError(), "launching a fill");
+  LaunchKernel(FillKernel, BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream), "launching a fill", to,
+               value, count);
 }
 
 void CudaTensorOps::Accumulate(TensorRef from, float* to, std::int64_t count, bool first,
                                cppool_stream stream) {
   if (count == 0) return;
   WithType(from.dtype, [&]<typename From>(From) {
-    AccumulateKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(
-        static_cast<const From*>(from.data), to, count, first);
+    LaunchKernel(AccumulateKernel<From>, BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream),
+                 "launching an addition", static_cast<const From*>(from.data), to, count, first);
   });
-  CheckCuda(cudaGetLastError(), "launching an addition");
 }
 
 void CudaTensorOps::CopyStrided(const StridedCopy& copy, cppool_stream stream) {
   const std::int64_t count = copy.extent[0] * copy.extent[1] * copy.extent[2];
   if (count == 0) return;
-  CopyStridedKernel<<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(copy, count);
-  CheckCuda(cudaGetLastError(), "launching a strided copy");
+  LaunchKernel(CopyStridedKernel, BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream),
+               "launching a strided copy", copy, count);
 }
 
 void CudaTensorOps::MaxRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                             cppool_stream stream) {
   if (columns == 0) return;
-  MaxRowsKernel<<<static_cast<unsigned>(columns), kGradientThreads, 0, AsCuda(stream)>>>(from, rows, columns,
-                                                                                         to);
-  CheckCuda(cudaGetLastError(), "launching the maxima of columns");
+  LaunchKernel(MaxRowsKernel, static_cast<unsigned>(columns), kGradientThreads, 0, AsCuda(stream),
+               "launching the maxima of columns", from, rows, columns, to);
 }
 
 void CudaTensorOps::AddStrided(const StridedSum& sum, cppool_stream stream) {
   const std::int64_t count = sum.extent[0] * sum.extent[1] * sum.extent[2] * sum.extent[3];
   if (count == 0) return;
   WithType(sum.from.dtype, [&]<typename From>(From) {
-    AddStridedKernel<From><<<BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream)>>>(sum, count);
+    LaunchKernel(AddStridedKernel<From>, BlocksFor(count, kThreads), kThreads, 0, AsCuda(stream),
+                 "launching a strided addition", sum, count);
   });
-  CheckCuda(cudaGetLastError(), "launching a strided addition");
 }
 
 void CudaTensorOps::SumRows(const float* from, std::int64_t rows, std::int64_t columns, float* to,
                             cppool_stream stream) {
   if (columns == 0) return;
-  SumRowsKernel<<<BlocksFor(columns, kThreads), kThreads, 0, AsCuda(stream)>>>(from, rows, columns, to);
-  CheckCuda(cudaGetLastError(), "launching the sum of rows");
+  LaunchKernel(SumRowsKernel, BlocksFor(columns, kThreads), kThreads, 0, AsCuda(stream),
+               "launching the sum of rows", from, rows, columns, to);
 }
 
 void CudaTensorOps::LoadSums() {
