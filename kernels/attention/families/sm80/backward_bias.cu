@@ -163,13 +163,10 @@ constexpr int SharedBytes() {
 template <bool kFp8>
 Kernel<BiasGradientParameters> BackwardBiasKernelOf(const KernelShape& shape) {
   return ForInstance<Kernel<BiasGradientParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
-    using Config = BackwardKeyTiling<kDimQk, kDimV>;
-    constexpr int kShared = SharedBytes<kDimQk, kDimV>();
-    static_assert(kShared < kMaxSharedBytes);
     Kernel<BiasGradientParameters> kernel;
     if constexpr (kHasInstance < kFp8 ? Variant::kFp8 : Variant::kExtended, T >) {
-      kernel = {reinterpret_cast<const void*>(&BackwardBiasKernel<T, kDimQk, kDimV, kFp8>), Config::kThreads,
-                kShared, Config::kTileRows, &LaunchGrid<BiasGradientParameters>};
+      kernel = InstanceOf<BackwardKeyTiling<kDimQk, kDimV>, SharedBytes<kDimQk, kDimV>()>(
+          &BackwardBiasKernel<T, kDimQk, kDimV, kFp8>);
     }
     return kernel;
   });

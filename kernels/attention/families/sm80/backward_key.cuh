@@ -184,26 +184,20 @@ __global__ void __launch_bounds__(BackwardKeyTiling<kDimQk, kDimV>::kThreads,
   }
 }
 
-template <typename T, int kDimQk, int kDimV, bool kWithDk, bool kWithDv, Variant kVariant>
-Kernel<BackwardParameters> BackwardKeyInstance() {
-  using Config = BackwardKeyTiling<kDimQk, kDimV>;
-  constexpr int kShared = BackwardKeySharedBytes<kDimQk, kDimV>();
-  static_assert(kShared < kMaxSharedBytes);
-  return {reinterpret_cast<const void*>(&BackwardKeyKernel<T, kDimQk, kDimV, kWithDk, kWithDv, kVariant>),
-          Config::kThreads, kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
-}
-
 template <Variant kVariant>
 std::array<Kernel<BackwardParameters>, 2> BackwardKeyKernelsOf(const KernelShape& shape) {
   using Kernels = std::array<Kernel<BackwardParameters>, 2>;
   return ForInstance<Kernels>(shape, [&]<typename T, int kDimQk, int kDimV>() {
+    const auto instance = [](auto* kernel) {
+      return InstanceOf<BackwardKeyTiling<kDimQk, kDimV>, BackwardKeySharedBytes<kDimQk, kDimV>()>(kernel);
+    };
     if constexpr (!kHasInstance<kVariant, T>) {
       return Kernels{};
     } else if constexpr (kKeyAndValueApart<kDimQk, kDimV>) {
-      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, false, kVariant>(),
-                     BackwardKeyInstance<T, kDimQk, kDimV, false, true, kVariant>()};
+      return Kernels{instance(&BackwardKeyKernel<T, kDimQk, kDimV, true, false, kVariant>),
+                     instance(&BackwardKeyKernel<T, kDimQk, kDimV, false, true, kVariant>)};
     } else {
-      return Kernels{BackwardKeyInstance<T, kDimQk, kDimV, true, true, kVariant>(), {}};
+      return Kernels{instance(&BackwardKeyKernel<T, kDimQk, kDimV, true, true, kVariant>), {}};
     }
   });
 }

@@ -12,28 +12,6 @@
 
 namespace cppool::kernels::cuda {
 
-// Zeroes the probabilities of pairs that are not visible.
-template <int kM, int kN>
-__device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& probability, const Band& band, int query,
-                                            int key, int keys) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // The visible columns of the row, relative to the first column of this thread.
-      const int shift = query + m * 16 + half * 8 + lane / 4 - key, column = (lane % 4) * 2;
-      const int low = max(band.low + shift, 0) - column, high = min(band.high + shift, keys - 1) - column;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = n * 8 + i;
-          if (at < low || at > high) probability.at[m][n][half * 2 + i] = 0;
-        }
-    }
-}
-
 template <typename T, int kDimQk, int kDimV, Variant kVariant>
 __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
                                   BackwardQueryTiling<kDimQk, kDimV>::kBlocksPerMultiprocessor)
@@ -134,7 +112,7 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
             probability.at[m][n][i] = ptx::Exp2(fmaf(probability.at[m][n][i], p.scale_log2, -lse));
         }
       if (visibility == Visibility::kSome || keys < kBlock)
-        MaskByQuery(probability, tile.band, query, key, keys);
+        MaskByQuery(probability, 0, tile.band, query, key, keys);
       MultiplyTransposed<T>(ds, dout_rows, v_columns.Shifted(stage));
       if constexpr (kFp8) Scale(ds, ScaleOf(p.scales.dout) * ScaleOf(p.scales.v));
 #pragma unroll
@@ -177,13 +155,10 @@ __global__ void __launch_bounds__(BackwardQueryTiling<kDimQk, kDimV>::kThreads,
 template <Variant kVariant>
 Kernel<BackwardParameters> BackwardQueryKernelOf(const KernelShape& shape) {
   return ForInstance<Kernel<BackwardParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
-    using Config = BackwardQueryTiling<kDimQk, kDimV>;
-    constexpr int kShared = BackwardQuerySharedBytes<kDimQk, kDimV>();
-    static_assert(kShared < kMaxSharedBytes);
     Kernel<BackwardParameters> kernel;
     if constexpr (kHasInstance<kVariant, T>) {
-      kernel = {reinterpret_cast<const void*>(&BackwardQueryKernel<T, kDimQk, kDimV, kVariant>),
-                Config::kThreads, kShared, Config::kTileRows, &LaunchGrid<BackwardParameters>};
+      kernel = InstanceOf<BackwardQueryTiling<kDimQk, kDimV>, BackwardQuerySharedBytes<kDimQk, kDimV>()>(
+          &BackwardQueryKernel<T, kDimQk, kDimV, kVariant>);
     }
     return kernel;
   });

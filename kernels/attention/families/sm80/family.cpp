@@ -14,6 +14,7 @@
 #include "kernels/attention/families/sm80/parameters.h"
 #include "kernels/runtime.h"
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda {
 namespace {
@@ -48,16 +49,13 @@ struct Kernels {
               : forward_extended ? ForwardKernelOf<Variant::kExtended>(shape)
                                  : ForwardKernelOf<Variant::kPlain>(shape);
     if (!request.training) return;
-    if (fp8_backward) {
-      query = BackwardQueryKernelOf<Variant::kFp8>(shape);
-      key = BackwardKeyKernelsOf<Variant::kFp8>(shape);
-    } else if (extended) {
-      query = BackwardQueryKernelOf<Variant::kExtended>(shape);
-      key = BackwardKeyKernelsOf<Variant::kExtended>(shape);
-    } else {
-      query = BackwardQueryKernelOf<Variant::kPlain>(shape);
-      key = BackwardKeyKernelsOf<Variant::kPlain>(shape);
-    }
+    const auto take = [&]<Variant kVariant>() {
+      query = BackwardQueryKernelOf<kVariant>(shape);
+      key = BackwardKeyKernelsOf<kVariant>(shape);
+    };
+    fp8_backward ? take.template operator()<Variant::kFp8>()
+    : extended   ? take.template operator()<Variant::kExtended>()
+                 : take.template operator()<Variant::kPlain>();
     if (request.bias == BiasType::kPostScale)
       bias = fp8_backward ? BackwardBiasKernelOf<true>(shape) : BackwardBiasKernelOf<false>(shape);
   }
@@ -176,13 +174,18 @@ bool HasBias(const BiasArgs& args) { return args.tensor.data || args.alibi_slope
   throw RuntimeError(CPPOOL_INTERNAL, "attention kernel 'sm80': " + detail);
 }
 
+// Launches `blocks` units of work, each shared by `slices` thread blocks.
 template <typename Parameters>
 void Launch(const Kernel<Parameters>& kernel, std::int64_t blocks, const Parameters& parameters,
             cppool_stream stream, const char* what, unsigned slices = 1) {
   if (blocks == 0) return;
   if (blocks > 0x7fffffff)
     throw RuntimeError(CPPOOL_UNSUPPORTED, std::string(what) + ": more tiles than one kernel takes");
-  CheckCuda(kernel.launch(kernel, parameters, static_cast<unsigned>(blocks), slices, AsCuda(stream)), what);
+  void* arguments[] = {const_cast<Parameters*>(&parameters)};
+  CheckCuda(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks), slices),
+                             dim3(static_cast<unsigned>(kernel.threads)), arguments,
+                             static_cast<std::size_t>(kernel.shared_bytes), AsCuda(stream)),
+            what);
 }
 
 class Sm80Kernel : public AttentionKernel {
@@ -349,8 +352,7 @@ class Sm80Kernel : public AttentionKernel {
     CheckCuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    kernel.shared_bytes),
               "cudaFuncSetAttribute");
-    cudaFuncAttributes attributes;
-    CheckCuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
+    LoadKernels("cudaFuncGetAttributes", kernel.function);
   }
 
   cppool_runtime* rt_;

@@ -34,27 +34,6 @@ struct SoftmaxState {
   float sum[kM][2];   // sum of the exponentials in this thread's columns
 };
 
-template <int kM, int kN>
-__device__ __forceinline__ void MaskLogits(Accumulator<kM, kN>& logits, const Band& band, int query, int key,
-                                           int keys) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // The visible columns of the row, relative to the first column of this thread.
-      const int shift = query + m * 16 + half * 8 + lane / 4 - key, column = (lane % 4) * 2;
-      const int low = max(band.low + shift, 0) - column, high = min(band.high + shift, keys - 1) - column;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = n * 8 + i;
-          if (at < low || at > high) logits.at[m][n][half * 2 + i] = -INFINITY;
-        }
-    }
-}
-
 // Replaces logits by exponentials relative to the running maximum, and rescales the state and the output when
 // the maximum is updated.
 template <bool kFp8, int kM, int kN, int kOut>
@@ -284,7 +263,8 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
                                  {cursor.position(), cursor.length()});
       }
       if (visible == Visibility::kSome || cursor.length() < kBlock) {
-        MaskLogits(logits, tile.band, tile.position + warp_row, cursor.position(), cursor.length());
+        MaskByQuery(logits, -INFINITY, tile.band, tile.position + warp_row, cursor.position(),
+                    cursor.length());
       }
       if constexpr (kExtended) {
         if (p.max_logit) RaiseLargest(largest, logits, tile.length - warp_row);
@@ -317,13 +297,10 @@ __global__ void __launch_bounds__(ForwardTiling<kDimQk, kDimV>::kThreads,
 template <Variant kVariant>
 Kernel<ForwardParameters> ForwardKernelOf(const KernelShape& shape) {
   return ForInstance<Kernel<ForwardParameters>>(shape, [&]<typename T, int kDimQk, int kDimV>() {
-    using Config = ForwardTiling<kDimQk, kDimV>;
-    constexpr int kShared = ForwardSharedBytes<kDimQk, kDimV>();
-    static_assert(kShared < kMaxSharedBytes);
     Kernel<ForwardParameters> kernel;
     if constexpr (kHasInstance<kVariant, T>) {
-      kernel = {reinterpret_cast<const void*>(&ForwardKernel<T, kDimQk, kDimV, kVariant>), Config::kThreads,
-                kShared, Config::kTileRows, &LaunchGrid<ForwardParameters>};
+      kernel = InstanceOf<ForwardTiling<kDimQk, kDimV>, ForwardSharedBytes<kDimQk, kDimV>()>(
+          &ForwardKernel<T, kDimQk, kDimV, kVariant>);
     }
     return kernel;
   });

@@ -18,26 +18,19 @@
 
 namespace cppool::kernels::cuda {
 
-// A kernel with parameters of one type. It has its own launch function and tile size, so that a kernel with
-// clusters, tensor maps or a persistent grid needs no change in the code that launches it.
+// A kernel with parameters of one type.
 template <typename Parameters>
 struct Kernel {
   const void* function = nullptr;  // NULL: there is none
   int threads = 0;
   int shared_bytes = 0;  // dynamic
   int tile_rows = 0;     // maximum number of tokens in a tile
-  // Enqueues the kernel with `blocks` units of work, each shared by `slices` thread blocks.
-  cudaError_t (*launch)(const Kernel&, const Parameters&, unsigned blocks, unsigned slices,
-                        cudaStream_t) = nullptr;
 };
 
-// Launches a grid of `blocks` by `slices`.
-template <typename Parameters>
-cudaError_t LaunchGrid(const Kernel<Parameters>& kernel, const Parameters& parameters, unsigned blocks,
-                       unsigned slices, cudaStream_t stream) {
-  void* arguments[] = {const_cast<Parameters*>(&parameters)};
-  return cudaLaunchKernel(kernel.function, dim3(blocks, slices), dim3(static_cast<unsigned>(kernel.threads)),
-                          arguments, static_cast<std::size_t>(kernel.shared_bytes), stream);
+template <typename Config, int kSharedBytes, typename Parameters>
+Kernel<Parameters> InstanceOf(void (*kernel)(Parameters)) {
+  static_assert(kSharedBytes < kMaxSharedBytes);
+  return {reinterpret_cast<const void*>(kernel), Config::kThreads, kSharedBytes, Config::kTileRows};
 }
 
 enum class Variant {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/attention/families/sm80/parameters.h"
+#include "kernels/attention/families/sm80/tile.cuh"
 #include "kernels/numerics/fp8.h"
 
 namespace cppool::kernels::cuda {
@@ -89,6 +90,28 @@ __device__ __forceinline__ Visibility Classify(const Band& band, int query, int 
   const int least = key - (query + queries - 1), most = key + keys - 1 - query;
   if (queries <= 0 || keys <= 0 || most < band.low || least > band.high) return Visibility::kNone;
   return least >= band.low && most <= band.high ? Visibility::kAll : Visibility::kSome;
+}
+
+// Sets a warp's elements (queries by keys) of pairs that are not visible to `hidden`.
+template <int kM, int kN>
+__device__ __forceinline__ void MaskByQuery(Accumulator<kM, kN>& pairs, float hidden, const Band& band,
+                                            int query, int key, int keys) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // The visible columns of the row, relative to the first column of this thread.
+      const int shift = query + m * 16 + half * 8 + lane / 4 - key, column = (lane % 4) * 2;
+      const int low = max(band.low + shift, 0) - column, high = min(band.high + shift, keys - 1) - column;
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = n * 8 + i;
+          if (at < low || at > high) pairs.at[m][n][half * 2 + i] = hidden;
+        }
+    }
 }
 
 }  // namespace cppool::kernels::cuda
