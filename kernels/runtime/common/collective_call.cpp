@@ -34,6 +34,20 @@ std::string CollectiveCall::ToString() const {
          NameOf(dtype);
 }
 
+void CheckPeer(int peer, int size, const char* call) {
+  if (peer >= 0 && peer < size) return;
+  throw RuntimeError(CPPOOL_INTERNAL, std::string(call) + " names rank " + std::to_string(peer) +
+                                          " of a group of " + std::to_string(size));
+}
+
+void CheckSameBytes(bool sends, int rank, std::size_t bytes, int peer, std::size_t of_peer) {
+  if (bytes == of_peer) return;
+  throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(rank) + (sends ? " sent " : " receives ") +
+                                          std::to_string(bytes) + (sends ? " bytes to" : " bytes from") +
+                                          " rank " + std::to_string(peer) + ", which " +
+                                          (sends ? "receives " : "sent ") + std::to_string(of_peer));
+}
+
 RuntimeError Disagreement(const std::vector<CollectiveCall>& calls, int member, const std::vector<int>& ranks,
                           std::uint64_t position, const std::string& communicator) {
   const auto alike = [&](const CollectiveCall& call) {

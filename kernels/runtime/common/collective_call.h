@@ -48,6 +48,12 @@ void SetCollectives(cppool_runtime& table) {
 }
 cppool_status MakeCall(cppool_runtime* table, const CollectiveCall& call, cppool_comm, cppool_stream);
 
+// Throws when `peer` is no member of a group of `size`. `call`: "send".
+void CheckPeer(int peer, int size, const char* call);
+// Throws when a message has other bytes at its other end. Ranks are those of the world; `rank` sends it, or
+// receives it.
+void CheckSameBytes(bool sends, int rank, std::size_t bytes, int peer, std::size_t of_peer);
+
 // The error for `member` of a group when its members called different things at the same position of
 // `communicator`. `ranks` are the members' ranks in the world. Where more than half called the same, they
 // name a rank that did not as the culprit.

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "kernels/runtime/common/open_ranks.h"
 #include "kernels/runtime/cuda/nccl_world.h"
 #include "kernels/runtime/cuda/peer_world.h"
 #include "kernels/runtime/cuda/rank.h"
@@ -20,29 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kMostRanks = 64;
 
 constexpr std::chrono::seconds kAbortLimit{5};  // for the end of an abort, when the world is destroyed
-
-// The ranks that are open, for Recover. Ranks may outlive the backend and the other way round.
-struct OpenRanks {
-  std::mutex mutex;
-  std::vector<CudaRank*> ranks;
-};
-
-// What OpenRank returns: a CudaRank that removes itself from the list.
-class ListedRank final : public CudaRank {
- public:
-  ListedRank(std::shared_ptr<CommWorld> world, int rank, std::shared_ptr<OpenRanks> open)
-      : CudaRank(std::move(world), rank), open_(std::move(open)) {
-    const std::lock_guard lock(open_->mutex);
-    open_->ranks.push_back(this);
-  }
-  ~ListedRank() override {
-    const std::lock_guard lock(open_->mutex);
-    std::erase(open_->ranks, this);
-  }
-
- private:
-  std::shared_ptr<OpenRanks> open_;
-};
 
 std::string VisibleDevices(int count) {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -92,7 +70,7 @@ class CudaBackend final : public Backend {
 
   const Place place_;
   std::shared_ptr<CommWorld> world_;
-  std::shared_ptr<OpenRanks> open_ = std::make_shared<OpenRanks>();
+  std::shared_ptr<OpenRanks<CudaRank>> open_ = std::make_shared<OpenRanks<CudaRank>>();
   mutable std::mutex mutex_;  // guards what the ranks' threads report
   std::vector<DeviceInfo> devices_;
   std::vector<std::pair<std::string, double>> init_ms_;
@@ -157,7 +135,7 @@ std::unique_ptr<RankRuntime> CudaBackend::OpenRank(int rank) {
   StageClock clock(this);
   std::unique_ptr<CudaRank> opened;
   try {
-    opened = std::make_unique<ListedRank>(world_, rank, open_);
+    opened = std::make_unique<ListedRank<CudaRank>>(world_, rank, open_);
     WarmUpDevice(*opened);
     DeviceInfo device = opened->Device();
     const std::lock_guard lock(mutex_);

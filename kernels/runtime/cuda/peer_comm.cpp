@@ -20,10 +20,36 @@ void CopyFrom(const void* from, int from_device, void* to, int to_device, std::s
     CheckCuda(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream), "copying from a peer");
 }
 
-class SendOp final : public PeerOp {
+// One end of a message.
+class MessageOp : public PeerOp {
+ public:
+  MessageOp(PeerSide& side, bool sends, int peer, std::size_t bytes, cudaStream_t stream)
+      : PeerOp(stream), side_(side), sends_(sends), peer_(peer), bytes_(bytes) {}
+  std::string ToString() const override {
+    return (sends_ ? "send of " : "recv of ") + std::to_string(bytes_) + " bytes " +
+           (sends_ ? "to rank " : "from rank ") + std::to_string(side_.comm->WorldRank(peer_));
+  }
+
+ protected:
+  bool IsIn(PeerMessage::Phase phase) const {
+    return message_->phase.load(std::memory_order_acquire) == phase;
+  }
+  void CheckBytes(std::size_t of_peer) const {
+    CheckSameBytes(sends_, side_.comm->WorldRank(side_.member), bytes_, side_.comm->WorldRank(peer_),
+                   of_peer);
+  }
+
+  PeerSide& side_;
+  const bool sends_;
+  const int peer_;
+  const std::size_t bytes_;
+  std::shared_ptr<PeerMessage> message_;
+};
+
+class SendOp final : public MessageOp {
  public:
   SendOp(PeerSide& side, int peer, const void* data, std::size_t bytes, cudaStream_t stream)
-      : PeerOp(stream), side_(side), peer_(peer), data_(data), bytes_(bytes) {}
+      : MessageOp(side, true, peer, bytes, stream), data_(data) {}
 
   void Start(const PeerCaller&, const EventRef& ready) override {
     message_ = side_.comm->Message(side_.member, peer_, side_.sends[static_cast<std::size_t>(peer_)]++);
@@ -35,44 +61,27 @@ class SendOp final : public PeerOp {
   }
   bool Ready() const override { return true; }
   bool Work() override { return true; }
-  bool CanLeave() const override {
-    return message_->phase.load(std::memory_order_acquire) == PeerMessage::kTaken;
-  }
+  bool CanLeave() const override { return IsIn(PeerMessage::kTaken); }
   void Leave() override {
-    if (message_->received_bytes != bytes_) {
-      throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(side_.comm->WorldRank(side_.member)) +
-                                              " sent " + std::to_string(bytes_) + " bytes to rank " +
-                                              std::to_string(side_.comm->WorldRank(peer_)) +
-                                              ", which receives " + std::to_string(message_->received_bytes));
-    }
+    CheckBytes(message_->received_bytes);
     WaitFor(stream(), message_->done);
   }
   bool Misses(int rank) const override { return side_.comm->WorldRank(peer_) == rank && !CanLeave(); }
-  std::string ToString() const override {
-    return "send of " + std::to_string(bytes_) + " bytes to rank " +
-           std::to_string(side_.comm->WorldRank(peer_));
-  }
 
  private:
-  PeerSide& side_;
-  const int peer_;
   const void* const data_;
-  const std::size_t bytes_;
-  std::shared_ptr<PeerMessage> message_;
 };
 
-class RecvOp final : public PeerOp {
+class RecvOp final : public MessageOp {
  public:
   RecvOp(PeerSide& side, int peer, void* data, std::size_t bytes, cudaStream_t stream)
-      : PeerOp(stream), side_(side), peer_(peer), data_(data), bytes_(bytes) {}
+      : MessageOp(side, false, peer, bytes, stream), data_(data) {}
 
   void Start(const PeerCaller& caller, const EventRef&) override {
     caller_ = caller;
     message_ = side_.comm->Message(peer_, side_.member, side_.recvs[static_cast<std::size_t>(peer_)]++);
   }
-  bool Ready() const override {
-    return message_->phase.load(std::memory_order_acquire) == PeerMessage::kPosted;
-  }
+  bool Ready() const override { return IsIn(PeerMessage::kPosted); }
   bool Work() override {
     const std::size_t sent = message_->sent_bytes;
     if (sent == bytes_) {
@@ -83,32 +92,18 @@ class RecvOp final : public PeerOp {
     message_->received_bytes = bytes_;
     message_->phase.store(PeerMessage::kTaken, std::memory_order_release);
     side_.comm->WakeMember(peer_);
-    if (sent != bytes_) {
-      throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(side_.comm->WorldRank(side_.member)) +
-                                              " receives " + std::to_string(bytes_) + " bytes from rank " +
-                                              std::to_string(side_.comm->WorldRank(peer_)) + ", which sent " +
-                                              std::to_string(sent));
-    }
+    CheckBytes(sent);
     return true;
   }
   bool CanLeave() const override { return true; }
   void Leave() override {}
   bool Misses(int rank) const override {
-    return side_.comm->WorldRank(peer_) == rank &&
-           message_->phase.load(std::memory_order_acquire) == PeerMessage::kOpen;
-  }
-  std::string ToString() const override {
-    return "recv of " + std::to_string(bytes_) + " bytes from rank " +
-           std::to_string(side_.comm->WorldRank(peer_));
+    return side_.comm->WorldRank(peer_) == rank && IsIn(PeerMessage::kOpen);
   }
 
  private:
-  PeerSide& side_;
-  const int peer_;
   void* const data_;
-  const std::size_t bytes_;
   PeerCaller caller_;
-  std::shared_ptr<PeerMessage> message_;
 };
 
 // An all_reduce is a reduce_scatter and an all_gather of the ranks' shares, with a meeting halfway: every

@@ -128,9 +128,8 @@ PeerSide& PeerWorld::SideOf(int rank, cppool_comm comm) {
 
 PeerSide& PeerWorld::SideTo(int rank, cppool_comm comm, int peer, const char* call) {
   PeerSide& side = SideOf(rank, comm);
-  if (peer >= 0 && peer < side.comm->size()) return side;
-  throw RuntimeError(CPPOOL_INTERNAL, std::string(call) + " names rank " + std::to_string(peer) +
-                                          " of a group of " + std::to_string(side.comm->size()));
+  CheckPeer(peer, side.comm->size(), call);
+  return side;
 }
 
 void PeerWorld::GroupStart(int rank) {

@@ -7,6 +7,7 @@
 
 #include "kernels/error.h"
 #include "kernels/runtime.h"
+#include "kernels/runtime/common/open_ranks.h"
 #include "kernels/runtime/host/rank.h"
 
 namespace cppool::kernels {
@@ -36,53 +37,10 @@ struct HostTransport {
       : link_name(link->name()), world(place, std::move(link)) {}
   const std::string link_name = "host";
   HostWorld world;
-  std::mutex mutex;
-  std::vector<HostRank*>
-      open;  // of all places, for Recover. Ranks may outlive their backend and the other way round
+  OpenRanks<HostRank> open;  // of all places
 };
 
 namespace {
-
-// What OpenRank returns: a HostRank that removes itself from the list.
-class ListedRank final : public RankRuntime {
- public:
-  ListedRank(const std::shared_ptr<HostTransport>& transport, int rank)
-      : rank_(std::shared_ptr<HostWorld>(transport, &transport->world), rank), transport_(transport) {
-    std::lock_guard lock(transport_->mutex);
-    transport_->open.push_back(&rank_);
-  }
-  ~ListedRank() override {
-    std::lock_guard lock(transport_->mutex);
-    std::erase(transport_->open, &rank_);
-  }
-  cppool_runtime* seam() override { return rank_.seam(); }
-  std::optional<std::string> FailedInStage() const override { return rank_.FailedInStage(); }
-  void BeginCase() override { rank_.BeginCase(); }
-  void Perturb(std::uint64_t seed) override { rank_.Perturb(seed); }
-  void BeginTrace(std::size_t limit) override { rank_.BeginTrace(limit); }
-  RankTrace TakeTrace() override { return rank_.TakeTrace(); }
-  void Break(DeviceFault fault, void* byte, cppool_stream stream) override {
-    rank_.Break(fault, byte, stream);
-  }
-  void BeginIteration(int index) override { rank_.BeginIteration(index); }
-  void KeepUp() override { rank_.KeepUp(); }
-  void EndIterations() override { rank_.EndIterations(); }
-  StageSamples Samples() override { return rank_.Samples(); }
-  void Cancel(const std::string& why) override { rank_.Cancel(why); }
-  bool InGroup() const override { return rank_.InGroup(); }
-  std::vector<GroupShape> Groups() const override { return rank_.Groups(); }
-  StageTimes EndCase() override { return rank_.EndCase(); }
-  void Trim() override { rank_.Trim(); }
-  MemoryInfo Memory() const override { return rank_.Memory(); }
-  LiveMemory Live() const override { return rank_.Live(); }
-  bool HasRoom(double bytes) const override { return rank_.HasRoom(bytes); }
-  std::vector<StreamProgress> Progress() const override { return rank_.Progress(); }
-  std::set<int> Threads() const override { return rank_.Threads(); }
-
- private:
-  HostRank rank_;
-  std::shared_ptr<HostTransport> transport_;
-};
 
 // Uses a communicator once: a sum of ones must be the number of ranks.
 void WarmUp(cppool_runtime* rt, GroupShape shape) {
@@ -115,7 +73,9 @@ class HostBackend final : public Backend {
       throw RuntimeError(CPPOOL_INTERNAL, "OpenRank of a rank that the place does not have");
     try {
       const auto start = Clock::now();
-      auto opened = std::make_unique<ListedRank>(transport_, rank);
+      auto opened = std::make_unique<ListedRank<HostRank>>(
+          std::shared_ptr<HostWorld>(transport_, &transport_->world), rank,
+          std::shared_ptr<OpenRanks<HostRank>>(transport_, &transport_->open));
       const auto threads = Clock::now();
       opened->BeginCase();
       for (const GroupShape shape : UsualShapes(place_.world_size)) WarmUp(opened->seam(), shape);
@@ -145,9 +105,9 @@ class HostBackend final : public Backend {
   void Finished(int rank) override { transport_->world.Finished(rank); }
 
   void Recover(std::chrono::milliseconds limit) override {
-    std::lock_guard lock(transport_->mutex);
+    std::lock_guard lock(transport_->open.mutex);
     const auto deadline = Clock::now() + limit;
-    for (const HostRank* rank : transport_->open) {
+    for (const HostRank* rank : transport_->open.ranks) {
       while (!rank->Idle()) {
         if (Clock::now() >= deadline) {
           throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(rank->rank()) +

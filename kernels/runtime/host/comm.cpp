@@ -6,22 +6,17 @@
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
 #include "kernels/runtime/common/dtype.h"
-#include "kernels/runtime/host/letter_calls.h"
 #include "kernels/runtime/host/mail.h"
 #include "kernels/runtime/host/reduce.h"
 
 namespace cppool::kernels::host {
 
-class SendOp final : public CommOp {
+class SendOp final : public MessageOp {
  public:
   SendOp(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data, std::size_t bytes)
-      : comm_(comm),
+      : MessageOp(comm, true, rank, peer, position, bytes),
         slot_(comm.Message(rank, peer, position)),
-        rank_(rank),
-        peer_(peer),
-        position_(position),
-        data_(data),
-        bytes_(bytes) {}
+        data_(data) {}
 
   bool Ready() const override {
     return slot_.state.load(std::memory_order_relaxed) == At(posted_ ? HostComm::kTaken : HostComm::kFree);
@@ -40,12 +35,7 @@ class SendOp final : public CommOp {
     const std::size_t received = slot_.received_bytes.load(std::memory_order_relaxed);
     slot_.state.store(4 * (position_ + HostComm::kMessageSlots) + HostComm::kFree, std::memory_order_relaxed);
     comm_.WakeMember(rank_);  // a later send of this rank, on another stream, may be waiting for the slot
-    if (received != bytes_) {
-      throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(comm_.WorldRank(rank_)) + " sent " +
-                                              std::to_string(bytes_) + " bytes to rank " +
-                                              std::to_string(comm_.WorldRank(peer_)) + ", which receives " +
-                                              std::to_string(received));
-    }
+    CheckBytes(received);
     return true;
   }
 
@@ -57,34 +47,23 @@ class SendOp final : public CommOp {
   }
 
   bool Misses(int rank) const override {
-    return posted_ && comm_.WorldRank(peer_) == rank &&
-           slot_.state.load(std::memory_order_relaxed) == At(HostComm::kPosted);
+    return posted_ && IsPeer(rank) && slot_.state.load(std::memory_order_relaxed) == At(HostComm::kPosted);
   }
-
-  CallNote Note() const override { return {&comm_, "send to", peer_, position_, bytes_}; }
 
  private:
   std::uint64_t At(HostComm::Phase phase) const { return 4 * position_ + phase; }
 
-  HostComm& comm_;
   HostComm::MessageSlot& slot_;
-  int rank_, peer_;
-  std::uint64_t position_;
-  const void* data_;
-  std::size_t bytes_;
+  const void* const data_;
   bool posted_ = false;
 };
 
-class RecvOp final : public CommOp {
+class RecvOp final : public MessageOp {
  public:
   RecvOp(HostComm& comm, int rank, int peer, std::uint64_t position, void* data, std::size_t bytes)
-      : comm_(comm),
+      : MessageOp(comm, false, rank, peer, position, bytes),
         slot_(comm.Message(peer, rank, position)),
-        rank_(rank),
-        peer_(peer),
-        position_(position),
-        data_(data),
-        bytes_(bytes) {}
+        data_(data) {}
 
   bool Ready() const override {
     return slot_.state.load(std::memory_order_relaxed) == 4 * position_ + HostComm::kPosted;
@@ -103,28 +82,17 @@ class RecvOp final : public CommOp {
     slot_.received_bytes.store(bytes_, std::memory_order_relaxed);
     slot_.state.store(4 * position_ + HostComm::kTaken, std::memory_order_release);
     comm_.WakeMember(peer_);
-    if (sent != bytes_) {
-      throw RuntimeError(CPPOOL_INTERNAL, "rank " + std::to_string(comm_.WorldRank(rank_)) + " receives " +
-                                              std::to_string(bytes_) + " bytes from rank " +
-                                              std::to_string(comm_.WorldRank(peer_)) + ", which sent " +
-                                              std::to_string(sent));
-    }
+    CheckBytes(sent);
     return true;
   }
 
   bool Withdraw() override { return true; }  // nothing is shared before the Step that finishes it
 
-  bool Misses(int rank) const override { return comm_.WorldRank(peer_) == rank && !Ready(); }
-
-  CallNote Note() const override { return {&comm_, "recv from", peer_, position_, bytes_}; }
+  bool Misses(int rank) const override { return IsPeer(rank) && !Ready(); }
 
  private:
-  HostComm& comm_;
   HostComm::MessageSlot& slot_;
-  int rank_, peer_;
-  std::uint64_t position_;
-  void* data_;
-  std::size_t bytes_;
+  void* const data_;
 };
 
 // Posts its buffers, works when all ranks have posted, and leaves when all have worked. An all_reduce is a

@@ -34,7 +34,7 @@ class Mail;
 class HostComm {
  public:
   // Of the group that `rank` is in. `wake_ups` has one per rank of the world. `mail`: the members' calls are
-  // made by letters (letter_calls.h); NULL: in memory.
+  // made by letters (letter_calls.cpp); NULL: in memory.
   HostComm(GroupShape shape, int rank, std::vector<WakeUp>& wake_ups, Mail* mail = nullptr);
 
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -127,12 +127,42 @@ class CommOp {
   TraceSlice* slice = nullptr;  // in a trace
 };
 
+// One end of a message.
+class MessageOp : public CommOp {
+ public:
+  // `peer`: the other end's number in the communicator, as `rank`.
+  MessageOp(HostComm& comm, bool sends, int rank, int peer, std::uint64_t position, std::size_t bytes)
+      : comm_(comm), sends_(sends), rank_(rank), peer_(peer), position_(position), bytes_(bytes) {}
+  CallNote Note() const override {
+    return {&comm_, sends_ ? "send to" : "recv from", peer_, position_, bytes_};
+  }
+
+ protected:
+  bool IsPeer(int rank) const { return comm_.WorldRank(peer_) == rank; }  // `rank`: of the world
+  void CheckBytes(std::size_t of_peer) const {
+    CheckSameBytes(sends_, comm_.WorldRank(rank_), bytes_, comm_.WorldRank(peer_), of_peer);
+  }
+
+  HostComm& comm_;
+  const bool sends_;
+  const int rank_, peer_;
+  const std::uint64_t position_;
+  const std::size_t bytes_;
+};
+
 std::unique_ptr<CommOp> MakeSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data,
                                  std::size_t bytes);
 std::unique_ptr<CommOp> MakeRecv(HostComm& comm, int rank, int peer, std::uint64_t position, void* data,
                                  std::size_t bytes);
 std::unique_ptr<CommOp> MakeCollective(HostComm& comm, int rank, std::uint64_t position,
                                        const CollectiveCall& call);
+// letter_calls.cpp: the same by letters.
+std::unique_ptr<CommOp> MakeLetterSend(HostComm& comm, int rank, int peer, std::uint64_t position,
+                                       const void* data, std::size_t bytes);
+std::unique_ptr<CommOp> MakeLetterRecv(HostComm& comm, int rank, int peer, std::uint64_t position, void* data,
+                                       std::size_t bytes);
+std::unique_ptr<CommOp> MakeLetterCollective(HostComm& comm, int rank, std::uint64_t position,
+                                             const CollectiveCall& call);
 // ring.cpp: a piece of a pass that leaves, and the wait for one that arrives. `what` lives as long as the
 // case.
 std::unique_ptr<CommOp> MakeRingSend(HostComm& comm, std::uint32_t pass, RingPiece piece);

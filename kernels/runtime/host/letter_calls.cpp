@@ -1,4 +1,6 @@
-#include "kernels/runtime/host/letter_calls.h"
+// The calls of ranks in a world of several processes: by letters (mail.h) instead of shared memory. They mean
+// the same, fail with the same words, and reduce in the same order.
+#include "kernels/runtime/host/comm.h"
 
 #include <cstring>
 #include <string>
@@ -25,15 +27,11 @@ LetterHead HeadOf(const HostComm& comm, LetterKind kind, int from, int to, std::
   return head;
 }
 
-std::string Rank(const HostComm& comm, int member) {
-  return "rank " + std::to_string(comm.WorldRank(member));
-}
-
 // As in shared memory, it ends when the receiver has the data, so that a send without a recv is seen.
-class LetterSend final : public CommOp {
+class LetterSend final : public MessageOp {
  public:
   LetterSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data, std::size_t bytes)
-      : comm_(comm), rank_(rank), peer_(peer), position_(position), data_(data), bytes_(bytes) {}
+      : MessageOp(comm, true, rank, peer, position, bytes), data_(data) {}
 
   bool Ready() const override { return !posted_ || comm_.mail()->Has(Answer()); }
 
@@ -43,34 +41,24 @@ class LetterSend final : public CommOp {
       comm_.mail()->Send(HeadOf(comm_, LetterKind::kMessage, rank_, peer_, position_), data_, bytes_);
       return false;
     }
-    const std::uint64_t received = comm_.mail()->Take(Answer())->head.count;
-    if (received != bytes_) {
-      throw RuntimeError(CPPOOL_INTERNAL, Rank(comm_, rank_) + " sent " + std::to_string(bytes_) +
-                                              " bytes to " + Rank(comm_, peer_) + ", which receives " +
-                                              std::to_string(received));
-    }
+    CheckBytes(comm_.mail()->Take(Answer())->head.count);
     return true;
   }
 
   bool Withdraw() override { return true; }  // a letter has a copy of the data
-  bool Misses(int rank) const override { return posted_ && comm_.WorldRank(peer_) == rank && !Ready(); }
-  CallNote Note() const override { return {&comm_, "send to", peer_, position_, bytes_}; }
+  bool Misses(int rank) const override { return posted_ && IsPeer(rank) && !Ready(); }
 
  private:
   LetterHead Answer() const { return HeadOf(comm_, LetterKind::kTaken, peer_, rank_, position_); }
 
-  HostComm& comm_;
-  int rank_, peer_;
-  std::uint64_t position_;
-  const void* data_;
-  std::size_t bytes_;
+  const void* const data_;
   bool posted_ = false;
 };
 
-class LetterRecv final : public CommOp {
+class LetterRecv final : public MessageOp {
  public:
   LetterRecv(HostComm& comm, int rank, int peer, std::uint64_t position, void* data, std::size_t bytes)
-      : comm_(comm), rank_(rank), peer_(peer), position_(position), data_(data), bytes_(bytes) {}
+      : MessageOp(comm, false, rank, peer, position, bytes), data_(data) {}
 
   bool Ready() const override { return comm_.mail()->Has(Message()); }
 
@@ -81,26 +69,17 @@ class LetterRecv final : public CommOp {
     LetterHead taken = HeadOf(comm_, LetterKind::kTaken, rank_, peer_, position_);
     taken.count = bytes_;
     comm_.mail()->Send(taken, nullptr, 0);
-    if (sent != bytes_) {
-      throw RuntimeError(CPPOOL_INTERNAL, Rank(comm_, rank_) + " receives " + std::to_string(bytes_) +
-                                              " bytes from " + Rank(comm_, peer_) + ", which sent " +
-                                              std::to_string(sent));
-    }
+    CheckBytes(sent);
     return true;
   }
 
   bool Withdraw() override { return true; }
-  bool Misses(int rank) const override { return comm_.WorldRank(peer_) == rank && !Ready(); }
-  CallNote Note() const override { return {&comm_, "recv from", peer_, position_, bytes_}; }
+  bool Misses(int rank) const override { return IsPeer(rank) && !Ready(); }
 
  private:
   LetterHead Message() const { return HeadOf(comm_, LetterKind::kMessage, peer_, rank_, position_); }
 
-  HostComm& comm_;
-  int rank_, peer_;
-  std::uint64_t position_;
-  void* data_;
-  std::size_t bytes_;
+  void* const data_;
 };
 
 // Sends each member what it needs of this rank's input, and works once it has theirs. An all_reduce is a

@@ -29,7 +29,7 @@
 
 namespace cppool::kernels::host {
 
-class HostRank final : public RankRuntime {
+class HostRank : public RankRuntime {
  public:
   HostRank(std::shared_ptr<HostWorld> world, int rank);
   ~HostRank() override;
@@ -118,7 +118,6 @@ class HostRank final : public RankRuntime {
   HostEvent& At(cppool_event event) const;
   Side& At(cppool_comm comm);
   void ResetSides();
-  void CheckPeer(const Side& side, int peer, const char* call) const;
   void Submit(HostStream& stream, std::unique_ptr<CommOp> op);
   // A slice of the trace for a call; NULL: the trace has no room. `peer`: in the communicator.
   TraceSlice* TraceTransfer(const HostStream& stream, const Side& side, const char* what, std::size_t bytes,

@@ -29,12 +29,6 @@ HostRank::Side& HostRank::At(cppool_comm comm) {
   throw RuntimeError(CPPOOL_INTERNAL, "not a communicator of this rank");
 }
 
-void HostRank::CheckPeer(const Side& side, int peer, const char* call) const {
-  if (peer >= 0 && peer < side.comm->size()) return;
-  throw RuntimeError(CPPOOL_INTERNAL, std::string(call) + " names rank " + std::to_string(peer) +
-                                          " of a group of " + std::to_string(side.comm->size()));
-}
-
 cppool_comm HostRank::GroupOf(GroupShape shape, int* rank, int* size) {
   auto known = sides_.find(shape);
   if (known == sides_.end()) {
@@ -60,7 +54,7 @@ void HostRank::GroupEnd() {
 void HostRank::Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream) {
   HostStream& at = At(stream);
   Side& side = At(comm);
-  CheckPeer(side, peer, "send");
+  CheckPeer(peer, side.comm->size(), "send");
   auto op = MakeSend(*side.comm, side.rank, peer, side.sends[static_cast<std::size_t>(peer)]++, data, bytes);
   if (trace_) op->slice = TraceTransfer(at, side, "send", bytes, peer);
   Submit(at, std::move(op));
@@ -69,7 +63,7 @@ void HostRank::Send(const void* data, std::size_t bytes, int peer, cppool_comm c
 void HostRank::Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream) {
   HostStream& at = At(stream);
   Side& side = At(comm);
-  CheckPeer(side, peer, "recv");
+  CheckPeer(peer, side.comm->size(), "recv");
   auto op = MakeRecv(*side.comm, side.rank, peer, side.recvs[static_cast<std::size_t>(peer)]++, data, bytes);
   if (trace_) op->slice = TraceTransfer(at, side, "recv", bytes, peer);
   Submit(at, std::move(op));

@@ -102,7 +102,7 @@ Arrivals HostRank::StartRing(RingTransfers transfers, cppool_comm comm, cppool_s
   at.Push(HostStream::Run::kUnlessFailed,
           [&group, member, pass, into = transfers.into] { group.PostRing(member, pass, into); });
   for (RingPiece& piece : transfers.leaving) {
-    CheckPeer(side, piece.to, "a piece of ring transfers");
+    CheckPeer(piece.to, group.size(), "a piece of ring transfers");
     MarkStage(stream, piece.stage.c_str());
     TraceSlice* const slice = trace_ ? TraceTransfer(at, side, "push", piece.bytes(), piece.to) : nullptr;
     auto op = MakeRingSend(group, pass, std::move(piece));
