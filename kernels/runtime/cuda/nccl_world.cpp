@@ -66,26 +66,13 @@ ncclRedOp_t Reduction(cppool_reduce reduce) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such reduction: " + std::to_string(static_cast<int>(reduce)));
 }
 
-bool AllReachEachOther(int devices) {
-  for (int device = 0; device < devices; ++device) {
-    for (int other = 0; other < devices; ++other) {
-      int reaches = 1;
-      if (other != device)
-        CheckCuda(cudaDeviceCanAccessPeer(&reaches, device, other), "asking which devices reach each other");
-      if (!reaches) return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace
 
 NcclWorld::NcclWorld(const Place& place, WorldLink link)
     : CommWorld(place, place.ranks, std::move(link.tell)),
       nccl_(Nccl()),
-      copies_(place.whole() && size() > 1 && AllReachEachOther(size())
-                  ? std::make_unique<PeerWorld>(size(), size())
-                  : nullptr),
+      copies_(size(), size()),
+      copying_(place.whole() && size() > 1 && !copies_.WhyNoRing()),
       exchange_(std::move(link.exchange)) {
   CheckVersion(nccl_);
   for (int rank = 0; rank < size(); ++rank) ranks_.push_back(std::make_unique<Rank>());
@@ -145,12 +132,12 @@ void NcclWorld::JoinWorld(int rank) {
                           "(CUDA_VISIBLE_DEVICES)"
                         : "joining the world's communicator");
   AddGroup(rank, {size(), 1}, reinterpret_cast<cppool_comm>(comm));
-  if (copies_) copies_->JoinWorld(rank, OpenPool(rank));
+  if (copying_) copies_.JoinWorld(rank, OpenPool(rank));
 }
 
 CommGroup NcclWorld::group(int rank, cppool_comm comm) const {
   const CommGroup found = CommWorld::group(rank, comm);
-  return found.comm || !copies_ ? found : copies_->group(rank, comm);
+  return found.comm ? found : copies_.group(rank, comm);
 }
 
 void NcclWorld::JoinGroup(int rank, GroupShape shape) {
@@ -173,7 +160,7 @@ void NcclWorld::Leave(int rank) noexcept {
   ForEachGroup(rank,
                [&](const CommGroup& group) { nccl_.CommDestroy(Handle(group.comm)); });  // children first
   ForgetGroups(rank);
-  if (copies_) copies_->Leave(rank);
+  copies_.Leave(rank);
 }
 
 void NcclWorld::BeginCase(int rank) {
@@ -181,25 +168,7 @@ void NcclWorld::BeginCase(int rank) {
   if (InGroup(rank))
     throw RuntimeError(CPPOOL_NCCL,
                        "rank " + std::to_string(rank) + " is in a group of calls that did not end");
-  if (copies_) copies_->BeginCase(rank);
-}
-
-void NcclWorld::CheckCase(int rank) {
-  if (copies_) copies_->CheckCase(rank);
-}
-
-std::vector<WaitingCall> NcclWorld::Waiting(int rank) const {
-  return copies_ ? copies_->Waiting(rank) : std::vector<WaitingCall>{};
-}
-
-void NcclWorld::Finished(int rank) {
-  CommWorld::Finished(rank);
-  if (copies_) copies_->Finished(rank);
-}
-
-void NcclWorld::Restart() {
-  if (copies_) copies_->Restart();
-  CommWorld::Restart();
+  copies_.BeginCase(rank);
 }
 
 void NcclWorld::CheckRestart() const {
@@ -219,7 +188,7 @@ void NcclWorld::GroupStart(int rank) {
     CheckNccl(nccl_.GroupStart(), "starting a group of calls");
     ++ranks_[rank]->group_depth;
   }
-  if (copies_) copies_->GroupStart(rank);
+  copies_.GroupStart(rank);
 }
 
 void NcclWorld::GroupEnd(int rank) {
@@ -229,25 +198,25 @@ void NcclWorld::GroupEnd(int rank) {
     if (depth > 0) --depth;  // also when the call fails; NCCL itself reports an end without a start
     CheckNccl(nccl_.GroupEnd(), "ending a group of calls");
   }
-  if (copies_) copies_->GroupEnd(rank);  // waits for the other ranks' calls, without the lock
+  copies_.GroupEnd(rank);  // waits for the other ranks' calls, without the lock
 }
 
 void NcclWorld::Send(int rank, const void* data, std::size_t bytes, int peer, cppool_comm comm,
                      cudaStream_t stream) {
-  if (IsOfCopies(rank, comm)) return copies_->Send(rank, data, bytes, peer, comm, stream);
+  if (IsOfCopies(rank, comm)) return copies_.Send(rank, data, bytes, peer, comm, stream);
   const Call call(*this, rank);
   CheckNccl(nccl_.Send(data, bytes, ncclUint8, peer, Handle(comm), stream), "sending");
 }
 
 void NcclWorld::Recv(int rank, void* data, std::size_t bytes, int peer, cppool_comm comm,
                      cudaStream_t stream) {
-  if (IsOfCopies(rank, comm)) return copies_->Recv(rank, data, bytes, peer, comm, stream);
+  if (IsOfCopies(rank, comm)) return copies_.Recv(rank, data, bytes, peer, comm, stream);
   const Call call(*this, rank);
   CheckNccl(nccl_.Recv(data, bytes, ncclUint8, peer, Handle(comm), stream), "receiving");
 }
 
 void NcclWorld::Collect(int rank, const CollectiveCall& made, cppool_comm comm, cudaStream_t stream) {
-  if (IsOfCopies(rank, comm)) return copies_->Collect(rank, made, comm, stream);
+  if (IsOfCopies(rank, comm)) return copies_.Collect(rank, made, comm, stream);
   const Call call(*this, rank);
   const auto [what, dtype, reduce, count, in, out] = made;
   const auto type = DataType(dtype);
@@ -275,7 +244,7 @@ void NcclWorld::CheckHealth(int rank) {
 void NcclWorld::Abort(const std::string& reason) {
   if (!NoteAbort(reason)) return;
   WakeAll();
-  if (copies_) copies_->Abort(reason);
+  copies_.Abort(reason);
   // ncclCommAbort can wait for the device: no thread joins this one, and it keeps what it uses alive. The
   // world cannot be used afterwards.
   std::thread([world = shared_from_this()] {

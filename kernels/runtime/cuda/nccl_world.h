@@ -29,15 +29,15 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   using CommWorld::group;
   CommGroup group(int rank, cppool_comm comm) const override;
   CommGroup CopyGroup(int rank, GroupShape shape) override {
-    return copies_ ? copies_->CopyGroup(rank, shape) : CommGroup{};
+    return copying_ ? copies_.CopyGroup(rank, shape) : CommGroup{};
   }
   std::optional<std::string> WhyNoRing() const override {
-    return copies_ ? copies_->WhyNoRing() : "not all GPUs reach each other";
+    return copying_ ? std::nullopt : std::optional<std::string>("not all GPUs reach each other");
   }
   Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
                      cudaStream_t kernel, RingHooks hooks) override {
     ThrowIfAborted();
-    return copies_->StartRing(rank, std::move(transfers), comm, stream, kernel, std::move(hooks));
+    return copies_.StartRing(rank, std::move(transfers), comm, stream, kernel, std::move(hooks));
   }
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
@@ -52,16 +52,22 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void Collect(int rank, const CollectiveCall& call, cppool_comm comm, cudaStream_t stream) override;
 
   void CheckHealth(int rank) override;
-  void CheckCase(int rank) override;
-  std::vector<WaitingCall> Waiting(int rank) const override;  // copies alone
-  void Finished(int rank) override;
+  void CheckCase(int rank) override { copies_.CheckCase(rank); }
+  std::vector<WaitingCall> Waiting(int rank) const override { return copies_.Waiting(rank); }
+  void Finished(int rank) override {
+    CommWorld::Finished(rank);
+    copies_.Finished(rank);
+  }
   void Abort(const std::string& reason) override;
   void AwaitAbort(std::chrono::milliseconds limit) override;
   // NCCL's communicators do not outlive an abort, and making them again takes half as long as a new process.
   // A thread can leave a group of calls only by making the calls, and their buffers and partners are gone.
   // Nor may the ranks differ in the communicators that they have.
   void CheckRestart() const override;
-  void Restart() override;
+  void Restart() override {
+    copies_.Restart();
+    CommWorld::Restart();
+  }
 
  protected:
   cppool_status abort_status() const override { return CPPOOL_NCCL; }
@@ -83,11 +89,11 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   ncclUniqueId ExchangeId();
   ncclUniqueId IdFor(int rank);
   void AbortCommunicators();
-  bool IsOfCopies(int rank, cppool_comm comm) const { return copies_ && copies_->group(rank, comm).comm; }
+  bool IsOfCopies(int rank, cppool_comm comm) const { return copies_.group(rank, comm).comm; }
 
   const NcclApi& nccl_;
-  const std::unique_ptr<PeerWorld>
-      copies_;               // NULL: not all devices reach each other, or there are several processes
+  PeerWorld copies_;
+  const bool copying_;       // false: not all devices reach each other, or there are several processes
   const Exchange exchange_;  // empty: there are not
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::shared_future<ncclUniqueId> id_;   // of the process that has rank 0
