@@ -11,9 +11,9 @@ namespace cppool::kernels {
 
 class StageTally {
  public:
-  // `iteration`: the counted iteration's index; kOnce outside of iterations. Intervals of warm-up are not
-  // added.
-  static constexpr int kOnce = -1;
+  // What an iteration is numbered but for those that count, from 0 on: outside of iterations, and a warm-up,
+  // whose intervals are not added. As TraceSlice::iteration.
+  static constexpr int kOnce = -1, kWarmUp = -2;
 
   // "a/b" on the main stream counts for "a" too.
   void Add(int iteration, const std::string& stage, bool main_stream, double milliseconds);

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/common/stage_tally.h"
+
 namespace cppool::kernels {
-namespace {
-
-constexpr int kOutside = -1;  // of iterations
-
-}  // namespace
 
 TraceRecorder::TraceRecorder(std::size_t limit) : slices_(limit) {}
 
@@ -73,7 +70,7 @@ void TraceRecorder::MarkCalls(cppool_stream stream, const char* stage, int itera
 }
 
 TraceRecorder::Call::Call(TraceRecorder* recorder, const char* what) {
-  if (recorder) slice_ = recorder->BeginCall(what, kOutside);
+  if (recorder) slice_ = recorder->BeginCall(what, StageTally::kOnce);
 }
 
 RankTrace TraceRecorder::Finish(bool failed) {

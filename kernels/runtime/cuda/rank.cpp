@@ -146,7 +146,7 @@ RankTrace CudaRank::TakeTrace() {
 }
 
 void CudaRank::BeginIteration(int index) {
-  iteration_ = index < 0 ? StageMarks::kWarmUp : index;
+  iteration_ = index < 0 ? StageTally::kWarmUp : index;
   const cudaEvent_t event = TakeEvent();
   backlog_.Begin(event);
   CheckCuda(cudaEventRecord(event, main_stream()), "recording an event");

@@ -134,7 +134,7 @@ void StageMarks::Fold(Track& track, bool whole) {
     const Entry& entry = track.entries[i];
     if (entry.stage < 0) continue;
     if (trace_) TraceStage(track, i);
-    if (entry.iteration == kWarmUp) continue;
+    if (entry.iteration == StageTally::kWarmUp) continue;
     float milliseconds = 0;
     CheckCuda(cudaEventElapsedTime(&milliseconds, entry.event, track.entries[i + 1].event),
               "reading a stage's time");

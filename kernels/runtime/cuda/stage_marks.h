@@ -36,9 +36,6 @@ struct StagePoint {
 // Everything is for the rank's thread, except what is marked "any thread".
 class StageMarks {
  public:
-  // An iteration whose intervals are not counted; StageTally::kOnce is outside of iterations.
-  static constexpr int kWarmUp = -2;
-
   // `heap` must outlive it.
   explicit StageMarks(PageLockedHeap* heap);
   ~StageMarks();

@@ -66,7 +66,7 @@ RankTrace HostRank::TakeTrace() {
 }
 
 void HostRank::BeginIteration(int index) {
-  iteration_ = index < 0 ? kWarmUp : index;
+  iteration_ = index < 0 ? StageTally::kWarmUp : index;
   backlog_.Begin(++begun_);
   // Relaxed: it must not order the rank's thread after the stream's work.
   streams_[0]->Push(HostStream::Run::kAlways,
@@ -81,7 +81,7 @@ void HostRank::KeepUp() {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-void HostRank::EndIterations() { iteration_ = kOutside; }
+void HostRank::EndIterations() { iteration_ = StageTally::kOnce; }
 
 StageSamples HostRank::Samples() {
   const auto last =
@@ -119,7 +119,7 @@ StageTimes HostRank::EndCase() {
 void HostRank::ReleaseAll() {
   grouped_.clear();
   group_depth_ = 0;
-  iteration_ = kOutside;
+  iteration_ = StageTally::kOnce;
   begun_ = 0;
   begun_on_main_ = 0;
   backlog_.Clear([](std::int64_t) {});
@@ -476,10 +476,9 @@ StageTally HostRank::TallyMarks(std::int64_t now) const {
   StageTally tally;
   for (std::size_t i = 0; i < marks_.size(); ++i) {
     const Mark& mark = marks_[i];
-    if (!mark.stage || mark.iteration == kWarmUp) continue;
+    if (!mark.stage || mark.iteration == StageTally::kWarmUp) continue;
     const double ms = static_cast<double>(end[i] - mark.reached_ns.load(std::memory_order_relaxed)) * 1e-6;
-    tally.Add(mark.iteration == kOutside ? StageTally::kOnce : mark.iteration, *mark.stage, mark.stream == 0,
-              ms);
+    tally.Add(mark.iteration, *mark.stage, mark.stream == 0, ms);
   }
   return tally;
 }

@@ -110,10 +110,6 @@ class HostRank : public RankRuntime {
   // How many threads without a stream a rank keeps.
   static constexpr std::size_t kSpareThreads = 8;
 
-  // Iterations of marks; those that count are numbered from 0.
-  static constexpr int kOutside = -1;
-  static constexpr int kWarmUp = -2;
-
   HostStream& At(cppool_stream stream) const;
   HostEvent& At(cppool_event event) const;
   Side& At(cppool_comm comm);
@@ -156,7 +152,7 @@ class HostRank : public RankRuntime {
   std::vector<std::pair<HostStream*, std::vector<std::unique_ptr<CommOp>>>>
       grouped_;  // by stream, in order of first use
 
-  int iteration_ = kOutside;
+  int iteration_ = StageTally::kOnce;
   std::int64_t begun_ = 0;                      // iterations of this case
   std::atomic<std::int64_t> begun_on_main_{0};  // of these, what the main stream's work has come to
   Backlog<std::int64_t> backlog_;               // points are numbers of iterations, from 1
