@@ -196,6 +196,11 @@ std::optional<std::string> CallAsker::Refusal(const CallForm& form) {
   return answer;
 }
 
+std::optional<std::string> CallAsker::Refusal(const KernelRequest& request, const Layout& query,
+                                              const Layout& key, const std::vector<Band>& bands) {
+  return CutBlock(*this, request, query, key, bands).refusal;
+}
+
 BlockCut CutBlock(CallAsker& asker, const KernelRequest& request, const Layout& query, const Layout& key,
                   const std::vector<Band>& bands) {
   BlockCut cut;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention/attention_family.h"
 #include "kernels/attention/attention_kernel.h"
 #include "kernels/attention/families/table/call.h"
 
@@ -45,12 +46,14 @@ struct BlockCalls {
 };
 
 // What asks a kernel whether it takes a call, and remembers the answers.
-class CallAsker {
+class CallAsker : public BlockAsker {
  public:
   explicit CallAsker(const cppool_attention_kernel& kernel) : kernel_(kernel) {}
   const cppool_attention_kernel& kernel() const { return kernel_; }
   // The kernel's reason; nothing when it takes the call.
   std::optional<std::string> Refusal(const CallForm& form);
+  std::optional<std::string> Refusal(const KernelRequest& request, const Layout& query, const Layout& key,
+                                     const std::vector<Band>& bands) override;
 
  private:
   const cppool_attention_kernel& kernel_;

@@ -10,22 +10,6 @@
 #include "kernels/attention/problem/row_tiles.h"
 
 namespace cppool::kernels::table {
-namespace {
-
-class Asker : public BlockAsker {
- public:
-  explicit Asker(const cppool_attention_kernel& kernel) : asker_(kernel) {}
-  std::optional<std::string> Refusal(const KernelRequest& request, const Layout& query, const Layout& key,
-                                     const std::vector<Band>& bands) override {
-    return CutBlock(asker_, request, query, key, bands).refusal;
-  }
-
- private:
-  CallAsker asker_;
-};
-
-}  // namespace
-
 std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) const {
   const std::string name = kernel_.name;
   if (request.training && !kernel_.backward)
@@ -54,7 +38,7 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
   return std::nullopt;
 }
 
-std::unique_ptr<BlockAsker> TableFamily::AskBlocks() const { return std::make_unique<Asker>(kernel_); }
+std::unique_ptr<BlockAsker> TableFamily::AskBlocks() const { return std::make_unique<CallAsker>(kernel_); }
 
 std::size_t TableFamily::WorkspaceBytes(const KernelRequest& request, std::int64_t rows_q,
                                         std::int64_t rows_kv) const {

@@ -29,69 +29,42 @@ RuntimeError KernelError(const cppool_attention_kernel& kernel, const char* name
   return {known ? static_cast<cppool_status>(status) : CPPOOL_INTERNAL, why};
 }
 
-class PreparedCall::State {
- public:
-  State(cppool_runtime* runtime, const cppool_attention_kernel& kernel, const CallForm& form)
-      : rt_(runtime), kernel_(kernel), form_(form) {
-    const CallView view(form_, rt_->device);
-    const auto refusal = CallKernel(kernel_, "prepare", form_, [&](char* why, std::size_t size) {
-      return kernel_.prepare(view.call(), &plan_, &workspace_bytes_, why, size);
-    });
-    if (refusal) throw KernelError(kernel_, "prepare", form_, CPPOOL_UNSUPPORTED, *refusal);
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() {
-    if (!plan_ || !kernel_.destroy || (!on_host() && std::uncaught_exceptions() > 0)) return;
-    try {
-      const FloatEnvironment kept;
-      kernel_.destroy(plan_);
-    } catch (...) {  // nobody to tell
-    }
-  }
-
-  bool on_host() const { return rt_->device < 0; }
-  cppool_runtime* runtime() const { return rt_; }
-  const CallForm& form() const { return form_; }
-  std::size_t workspace_bytes() const { return workspace_bytes_; }
-
-  void Run(const CallData& data, void* workspace, cppool_stream stream) const {
-    const CallView view(form_, rt_->device, data);
-    const auto function = form_.backward ? kernel_.backward : kernel_.forward;
-    const char* const name = form_.backward ? "backward" : "forward";
-    const auto refusal = CallKernel(kernel_, name, form_, [&](char* why, std::size_t size) {
-      return function(plan_, view.tensors(), workspace, stream, why, size);
-    });
-    if (refusal)
-      throw KernelError(
-          kernel_, name, form_, CPPOOL_INTERNAL,
-          "refused a call that supports and prepare have taken" + (refusal->empty() ? "" : ": " + *refusal));
-  }
-
- private:
-  cppool_runtime* rt_;
-  const cppool_attention_kernel& kernel_;
-  const CallForm form_;
-  void* plan_ = nullptr;
-  std::size_t workspace_bytes_ = 0;
-};
-
 PreparedCall::PreparedCall(cppool_runtime* runtime, const cppool_attention_kernel& kernel,
                            const CallForm& form)
-    : state_(std::make_shared<State>(runtime, kernel, form)) {}
-PreparedCall::~PreparedCall() = default;
+    : rt_(runtime), kernel_(kernel), form_(form) {
+  const CallView view(form_, rt_->device);
+  const auto refusal = CallKernel(kernel_, "prepare", form_, [&](char* why, std::size_t size) {
+    return kernel_.prepare(view.call(), &plan_, &workspace_bytes_, why, size);
+  });
+  if (refusal) throw KernelError(kernel_, "prepare", form_, CPPOOL_UNSUPPORTED, *refusal);
+}
 
-const CallForm& PreparedCall::form() const { return state_->form(); }
-std::size_t PreparedCall::workspace_bytes() const { return state_->workspace_bytes(); }
+PreparedCall::~PreparedCall() {
+  if (!plan_ || !kernel_.destroy || (!on_host() && std::uncaught_exceptions() > 0)) return;
+  try {
+    const FloatEnvironment kept;
+    kernel_.destroy(plan_);
+  } catch (...) {  // nobody to tell
+  }
+}
 
 void PreparedCall::Run(const CallData& data, void* workspace, cppool_stream stream) const {
-  if (!state_->on_host()) {
-    state_->Run(data, workspace, stream);
-    return;
-  }
-  // The work keeps the plan as long as it needs it.
-  Enqueue(state_->runtime(), stream,
-          [state = state_, data, workspace, stream] { state->Run(data, workspace, stream); });
+  if (!on_host()) return RunKernel(data, workspace, stream);
+  Enqueue(rt_, stream,
+          [self = shared_from_this(), data, workspace, stream] { self->RunKernel(data, workspace, stream); });
+}
+
+void PreparedCall::RunKernel(const CallData& data, void* workspace, cppool_stream stream) const {
+  const CallView view(form_, rt_->device, data);
+  const auto function = form_.backward ? kernel_.backward : kernel_.forward;
+  const char* const name = form_.backward ? "backward" : "forward";
+  const auto refusal = CallKernel(kernel_, name, form_, [&](char* why, std::size_t size) {
+    return function(plan_, view.tensors(), workspace, stream, why, size);
+  });
+  if (refusal)
+    throw KernelError(
+        kernel_, name, form_, CPPOOL_INTERNAL,
+        "refused a call that supports and prepare have taken" + (refusal->empty() ? "" : ": " + *refusal));
 }
 
 }  // namespace cppool::kernels::table
