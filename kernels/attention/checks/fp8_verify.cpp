@@ -43,21 +43,12 @@ std::vector<std::int64_t> TokensOf(const Layout& layout) {
   return rows;
 }
 
-CheckedTensor CheckedOf(InputTensor tensor) {
-  switch (tensor) {
-    case InputTensor::kQ:
-      return CheckedTensor::kQ;
-    case InputTensor::kK:
-      return CheckedTensor::kK;
-    case InputTensor::kV:
-      return CheckedTensor::kV;
-    case InputTensor::kDout:
-      return CheckedTensor::kDout;
-    case InputTensor::kBias:
-    case InputTensor::kSoftmaxOffset:
-      break;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "checks: not a quantized input");
+bool IsOfKeys(InputTensor tensor) { return tensor == InputTensor::kK || tensor == InputTensor::kV; }
+
+// Gathers the ranks' parts, of `bytes` bytes each.
+void Gather(cppool_runtime* rt, const Group& world, const void* part, std::size_t bytes, const Buffer& to) {
+  Check(rt, world.size > 1 ? rt->all_gather(rt, part, to.get(), bytes, world.comm, rt->stream)
+                           : rt->copy(rt, to.get(), part, bytes, rt->stream));
 }
 
 template <typename T>
@@ -77,12 +68,7 @@ Buffer GatherDelta(cppool_runtime* rt, const AttentionSpec& spec, CheckKernels& 
   const std::int64_t bytes = RankLayout(spec.format, spec.queries, world.size, world.rank).rows * vector;
   const Buffer gathered(rt, static_cast<std::size_t>(bytes * world.size), rt->stream);
   Buffer delta(rt, gathered.bytes(), rt->stream);
-  if (world.size > 1) {
-    Check(rt, rt->all_gather(rt, step.delta, gathered.get(), static_cast<std::size_t>(bytes), world.comm,
-                             rt->stream));
-  } else {
-    Check(rt, rt->copy(rt, gathered.get(), step.delta, gathered.bytes(), rt->stream));
-  }
+  Gather(rt, world, step.delta, static_cast<std::size_t>(bytes), gathered);
   Check(rt, rt->fill(rt, delta.get(), 0, delta.bytes(), rt->stream));  // of rows without a token
   const Layout whole = GlobalLayout(spec.format, spec.queries);
   std::vector<RowsCopy> copies;
@@ -189,6 +175,11 @@ Fp8Verifier::DeviceRows Fp8Verifier::RowsToDevice(const std::vector<std::int64_t
   return device;
 }
 
+Fp8Verifier::DeviceRows Fp8Verifier::RowsOf(const QuantizedOperand& operand) const {
+  const RankRows& all = IsOfKeys(operand.tensor) ? all_.keys : all_.queries;
+  return RowsToDevice(TokensOf(operand.layout), RowMap(operand.layout, all.layout));
+}
+
 Fp8Verifier::Tally Fp8Verifier::Run(const BitsCheck& check) const {
   Results<Tally> results(rt_, 1, Tally{.wrong = 1, .count = 1});
   Tally* const result = results.Next();
@@ -202,8 +193,7 @@ float Fp8Verifier::ExpectedScale(Dtype format, std::initializer_list<InputTensor
   for (const TensorSet::Tensor& each : global_.inputs()) {
     const InputTensor tensor = std::get<InputTensor>(each.info.kind);
     if (std::find(tensors.begin(), tensors.end(), tensor) == tensors.end()) continue;
-    const bool keys = tensor == InputTensor::kK || tensor == InputTensor::kV;
-    const DeviceRows rows = RowsToDevice(keys ? all_.keys.tokens : all_.queries.tokens, {});
+    const DeviceRows rows = RowsToDevice(all_.of(each.info).tokens, {});
     const fp8_bits::Amax amax{rows.view, static_cast<const std::uint16_t*>(Input(tensor).data),
                               each.info.columns};
     most = std::max(most, Run({amax}).largest);
@@ -223,22 +213,19 @@ Fp8Verifier::Tally Fp8Verifier::CheckScale(const Fp8Scale* stored, float expecte
 }
 
 fp8_bits::Operand Fp8Verifier::OperandOf(const QuantizedOperand& operand, const fp8_bits::Rows& rows) const {
-  const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
   return {rows,
           static_cast<const std::uint16_t*>(Input(operand.tensor).data),
           operand.payload.dtype,
           static_cast<const std::uint8_t*>(operand.payload.data),
           static_cast<const std::uint16_t*>(operand.values.data),
-          keys ? spec_.kv_heads : spec_.heads,
+          IsOfKeys(operand.tensor) ? spec_.kv_heads : spec_.heads,
           operand.head0,
           operand.heads,
           operand.dim};
 }
 
 Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantizedOperand& operand, float scale) const {
-  const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
-  const DeviceRows rows = RowsToDevice(TokensOf(operand.layout),
-                                       RowMap(operand.layout, keys ? all_.keys.layout : all_.queries.layout));
+  const DeviceRows rows = RowsOf(operand);
   // Without a backward pass in fp8 the last values are those for 16 bits.
   const float inverse = spec_.training && !spec_.fp8->bwd ? static_cast<float>(1.0 / scale) : 1.0f;
   Tally tally = Run({fp8_bits::ScaledOperand{OperandOf(operand, rows.view), scale, inverse}});
@@ -247,8 +234,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckOperand(const QuantizedOperand& operand, fl
 }
 
 Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantizedOperand& operand) const {
-  const bool keys = operand.tensor == InputTensor::kK || operand.tensor == InputTensor::kV;
-  const Sequences& sequences = keys ? spec_.keys : spec_.queries;
+  const Sequences& sequences = IsOfKeys(operand.tensor) ? spec_.keys : spec_.queries;
   Tally tally;
   tally.Compare(static_cast<double>(ExpectedAxis(operand.operand)), static_cast<double>(*operand.axis));
   std::vector<RowTile> blocks;
@@ -268,8 +254,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckBlocks(const QuantizedOperand& operand) con
   for (const Segment& segment : operand.layout.segments)
     all_tokens += static_cast<std::uint64_t>(segment.length);
   tally.Compare(static_cast<double>(all_tokens), static_cast<double>(tokens));
-  const DeviceRows rows = RowsToDevice(TokensOf(operand.layout),
-                                       RowMap(operand.layout, keys ? all_.keys.layout : all_.queries.layout));
+  const DeviceRows rows = RowsOf(operand);
   const Buffer tiles = ToDevice(blocks);
   tally.Add(Run({fp8_bits::BlockOperand{OperandOf(operand, rows.view), *operand.axis, operand.exponents,
                                         tiles.get<RowTile>(), static_cast<std::int64_t>(blocks.size()),
@@ -288,11 +273,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckSameScales() const {
     if (scales[i])
       Check(rt_, rt_->copy(rt_, mine.get<float>() + i, &scales[i]->scale, sizeof(float), rt_->stream));
   }
-  if (world_.size > 1) {
-    Check(rt_, rt_->all_gather(rt_, mine.get(), all.get(), mine.bytes(), world_.comm, rt_->stream));
-  } else {
-    Check(rt_, rt_->copy(rt_, all.get(), mine.get(), mine.bytes(), rt_->stream));
-  }
+  Gather(rt_, world_, mine.get(), mine.bytes(), all);
   const auto of_all = ToHost<float>(rt_, all.get(), kScales * world_.size);
   Tally tally;
   for (int i = 0; i < kScales * world_.size; ++i) tally.Compare(of_all[i % kScales], of_all[i]);
@@ -329,7 +310,9 @@ void Fp8Verifier::CheckBits() {
   float qkv = 0, dout = 0;
   if (step_.qkv) qkv = ExpectedScale(Dtype::kE4M3, {InputTensor::kQ, InputTensor::kK, InputTensor::kV});
   if (step_.dout) dout = ExpectedScale(Dtype::kE5M2, {InputTensor::kDout});
-  for (const InputTensor tensor : {InputTensor::kQ, InputTensor::kK, InputTensor::kV, InputTensor::kDout}) {
+  for (const auto& [tensor, checked] :
+       {std::pair{InputTensor::kQ, CheckedTensor::kQ}, std::pair{InputTensor::kK, CheckedTensor::kK},
+        std::pair{InputTensor::kV, CheckedTensor::kV}, std::pair{InputTensor::kDout, CheckedTensor::kDout}}) {
     Tally tally;
     for (const QuantizedOperand& operand : step_.operands) {
       if (operand.tensor != tensor) continue;
@@ -341,7 +324,7 @@ void Fp8Verifier::CheckBits() {
         tally.Add(CheckOperand(operand, is_dout ? dout : qkv));
       }
     }
-    Report(CheckedOf(tensor), "bits", tally);
+    Report(checked, "bits", tally);
   }
   Tally out = CheckOut();
   out.Add(CheckSameScales());

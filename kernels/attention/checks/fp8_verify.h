@@ -65,6 +65,7 @@ class Fp8Verifier {
   // `whole`: empty where the check has no use for it.
   DeviceRows RowsToDevice(const std::vector<std::int64_t>& rows,
                           const std::vector<std::int64_t>& whole) const;
+  DeviceRows RowsOf(const QuantizedOperand& operand) const;
   Tally Run(const BitsCheck& check) const;
   TensorRef Input(InputTensor tensor) const { return {global_.get(tensor), Dtype::kBf16}; }
   // Returns the scale that all of these whole inputs give together.
