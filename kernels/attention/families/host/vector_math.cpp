@@ -12,9 +12,8 @@ namespace {
 #define CPPOOL_VECTOR_BYTES 16
 #include "kernels/attention/families/host/vector_math_body.inc"
 #undef CPPOOL_VECTOR_BYTES
-constexpr VectorMath kMath = {
-    "baseline",      Multiply,        Dot,     Scale, Blend, Gradient<FP32, false>, RoundBlock,
-    kHalfMath<FP16>, kHalfMath<BF16>, kFp8Math};
+constexpr VectorMath kMath = {"baseline", Multiply,        Scale,           Blend,   Gradient<FP32, false>,
+                              RoundBlock, kHalfMath<FP16>, kHalfMath<BF16>, kFp8Math};
 }  // namespace
 }  // namespace baseline
 
@@ -31,9 +30,8 @@ namespace {
 #define CPPOOL_VECTOR_BYTES 32
 #include "kernels/attention/families/host/vector_math_body.inc"
 #undef CPPOOL_VECTOR_BYTES
-constexpr VectorMath kMath = {
-    "avx2",          Multiply,        Dot,     Scale, Blend, Gradient<FP32, false>, RoundBlock,
-    kHalfMath<FP16>, kHalfMath<BF16>, kFp8Math};
+constexpr VectorMath kMath = {"avx2",     Multiply,        Scale,           Blend,   Gradient<FP32, false>,
+                              RoundBlock, kHalfMath<FP16>, kHalfMath<BF16>, kFp8Math};
 }  // namespace
 }  // namespace avx2
 #if defined(__clang__)

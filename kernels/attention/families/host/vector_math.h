@@ -67,8 +67,6 @@ struct HalfMath {
 struct VectorMath {
   const char* name;  // "baseline", "avx2"
   void (*multiply)(const Product&);
-  // Returns the sum of a * b.
-  float (*dot)(const float* a, const float* b, int count);
   void (*scale)(float* to, float factor, int count);
   // to = to * to_scale + from * from_scale; they do not overlap.
   void (*blend)(float* to, float to_scale, const float* from, float from_scale, int count);

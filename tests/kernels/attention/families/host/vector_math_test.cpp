@@ -79,15 +79,12 @@ TEST_CASE("multiply agrees with fp64 for every height, with and without transpos
   }
 }
 
-TEST_CASE("Conversions, scale, blend and dot agree with scalar code for any length") {
+TEST_CASE("Conversions, scale and blend agree with scalar code for any length") {
   std::mt19937 random(2);
   for (const VectorMath* math : AllVersions()) {
     for (std::size_t count = 0; count < 70; ++count) {
       const auto n = static_cast<int>(count);
       const auto a = RandomFloats(count, 3, random), b = RandomFloats(count, 3, random);
-      double want = 0;
-      for (std::size_t i = 0; i < count; ++i) want += double{a[i]} * b[i];
-      REQUIRE(std::abs(math->dot(a.data(), b.data(), n) - want) < 1e-4);
       std::vector<float> scaled = a, blended = a;
       math->scale(scaled.data(), 0.25f, n);
       math->blend(blended.data(), 0.25f, b.data(), -2.0f, n);
