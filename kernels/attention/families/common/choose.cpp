@@ -47,10 +47,6 @@ KernelRequest RequestOf(const AttentionSpec& spec) {
   return request;
 }
 
-Fp8Ops& TensorOps::fp8() {
-  throw RuntimeError(CPPOOL_UNSUPPORTED, "this runtime has no operations on fp8 tensors");
-}
-
 RankKernels::RankKernels(cppool_runtime* runtime, const AttentionFamily& used)
     : family(used), attention(used.Open(runtime)), ops(MakeTensorOps(runtime)) {}
 RankKernels::~RankKernels() = default;

@@ -70,8 +70,7 @@ class TensorOps {
  public:
   virtual ~TensorOps() = default;
 
-  // Quantization. Throws RuntimeError, CPPOOL_UNSUPPORTED, where the runtime has none.
-  virtual Fp8Ops& fp8();
+  virtual Fp8Ops& fp8() = 0;  // quantization
 
   // Loads everything below, so that no call waits for the device.
   virtual void Load() = 0;
