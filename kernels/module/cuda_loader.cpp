@@ -15,7 +15,6 @@
 #include "kernels/error.h"
 #include "kernels/module/cuda_module.h"
 #include "kernels/module/module_files.h"
-#include "kernels/ring_transfers.h"
 
 namespace cppool::kernels {
 namespace {
@@ -186,23 +185,6 @@ std::unique_ptr<Backend> CreateCudaBackend(const Place& place, Transport transpo
 std::vector<const AttentionFamily*> AttentionFamilies(std::string_view backend) {
   return OnHost(backend) ? std::vector<const AttentionFamily*>{&host::HostFamily()}
                          : OpenCudaModule().attention_families();
-}
-
-Place PlaceOf(cppool_runtime* rank) {
-  return OnHost(rank->backend) ? HostPlaceOf(rank) : OpenCudaModule().place_of(rank);
-}
-
-Group GetCopyGroup(cppool_runtime* runtime, GroupShape shape) {
-  return OnHost(runtime->backend) ? Group{} : OpenCudaModule().copy_group(runtime, shape);
-}
-
-std::optional<std::string> WhyNoRing(cppool_runtime* runtime) {
-  return OnHost(runtime->backend) ? HostWhyNoRing(runtime) : OpenCudaModule().why_no_ring(runtime);
-}
-
-Arrivals StartRing(cppool_runtime* runtime, RingTransfers transfers, cppool_comm comm, cppool_stream stream) {
-  return OnHost(runtime->backend) ? HostStartRing(runtime, std::move(transfers), comm, stream)
-                                  : OpenCudaModule().start_ring(runtime, std::move(transfers), comm, stream);
 }
 
 std::unique_ptr<TensorOps> MakeTensorOps(cppool_runtime* runtime) {

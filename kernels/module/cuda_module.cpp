@@ -37,23 +37,6 @@ std::vector<const AttentionFamily*> CudaFamilies() {
   return {&Sm80Family()};
 }
 
-Place PlaceOfRank(cppool_runtime* runtime) { return static_cast<CudaRank*>(runtime->self)->world().place(); }
-
-Group CopyGroup(cppool_runtime* runtime, GroupShape shape) {
-  Group group;
-  group.comm = static_cast<CudaRank*>(runtime->self)->CopyGroup(shape, &group.rank, &group.size);
-  return group;
-}
-
-std::optional<std::string> WhyNoRing(cppool_runtime* runtime) {
-  return static_cast<CudaRank*>(runtime->self)->WhyNoRing();
-}
-
-Arrivals StartRing(cppool_runtime* runtime, RingTransfers transfers, cppool_comm comm, cppool_stream stream) {
-  return static_cast<CudaRank*>(runtime->self)
-      ->StartRing(std::move(transfers), comm, reinterpret_cast<cudaStream_t>(stream));
-}
-
 template <typename Interface, typename Made>
 std::unique_ptr<Interface> Make(cppool_runtime* runtime) {
   return std::make_unique<Made>(runtime);
@@ -69,10 +52,6 @@ extern "C" __attribute__((visibility("default"))) const cppool::kernels::CudaMod
       cppool::kernels::Commit(),
       &cuda::CreateBackend,
       &cuda::CudaFamilies,
-      &cuda::PlaceOfRank,
-      &cuda::CopyGroup,
-      &cuda::WhyNoRing,
-      &cuda::StartRing,
       &cuda::Make<cppool::kernels::TensorOps, cuda::CudaTensorOps>,
       &cuda::Make<cppool::kernels::CheckKernels, cuda::CudaCheckKernels>};
   return &module;

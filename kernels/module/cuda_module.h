@@ -2,16 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/tensor_ops.h"
 #include "kernels/backend.h"
-#include "kernels/ring_transfers.h"
-#include "kernels/runtime.h"
 
 namespace cppool::kernels {
 
@@ -21,10 +17,6 @@ struct CudaModule {
   const char* commit;  // Commit(); empty: unknown
   std::unique_ptr<Backend> (*create_backend)(const Place&, Transport, WorldLink);
   std::vector<const AttentionFamily*> (*attention_families)();  // the preferred ones first
-  Place (*place_of)(cppool_runtime*);                           // as PlaceOf
-  Group (*copy_group)(cppool_runtime*, GroupShape);             // as GetCopyGroup
-  std::optional<std::string> (*why_no_ring)(cppool_runtime*);   // as in ring_transfers.h
-  Arrivals (*start_ring)(cppool_runtime*, RingTransfers, cppool_comm, cppool_stream);
   std::unique_ptr<TensorOps> (*make_tensor_ops)(cppool_runtime*);
   std::unique_ptr<CheckKernels> (*make_check_kernels)(cppool_runtime*);
 };

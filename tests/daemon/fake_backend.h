@@ -97,7 +97,8 @@ struct FakeWorld {
 
 class FakeRank : public kernels::RankRuntime {
  public:
-  FakeRank(std::shared_ptr<FakeWorld> world, int rank, int world_size) : world_(std::move(world)) {
+  FakeRank(std::shared_ptr<FakeWorld> world, int rank, int world_size)
+      : place_(world_size), world_(std::move(world)) {
     seam_.abi = CPPOOL_RUNTIME_ABI;
     seam_.struct_size = sizeof(seam_);
     seam_.backend = "host";
@@ -110,6 +111,10 @@ class FakeRank : public kernels::RankRuntime {
     AddCommunication();
   }
   cppool_runtime* seam() override { return &seam_; }
+  const kernels::Place& place() const override { return place_; }
+  kernels::Group CopyGroup(kernels::GroupShape) override { return {}; }
+  std::optional<std::string> WhyNoRing() const override { return "a fake"; }
+  kernels::Arrivals StartRing(kernels::RingTransfers, cppool_comm, cppool_stream) override { return {}; }
   std::optional<std::string> FailedInStage() const override { return std::nullopt; }
   void BeginCase() override {
     Log("begin");
@@ -270,6 +275,7 @@ class FakeRank : public kernels::RankRuntime {
     };
   }
 
+  const kernels::Place place_;
   std::shared_ptr<FakeWorld> world_;
   cppool_runtime seam_{};
 };

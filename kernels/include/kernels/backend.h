@@ -19,6 +19,8 @@
 
 #include "kernels/group_shape.h"
 #include "kernels/host_link.h"
+#include "kernels/ring_transfers.h"
+#include "kernels/runtime.h"
 #include "kernels/trace.h"
 #include "kernels/world_link.h"
 
@@ -74,10 +76,26 @@ enum class DeviceFault {
   kFlipBit,      // flips bit 6 of a byte; in the last byte of a float that is the exponent's highest bit
 };
 
+// The part of a world whose ranks one process runs.
+struct Place {
+  Place(int size) : Place(size, 0, size) {}  // the whole world
+  Place(int size, int first_rank, int count) : world_size(size), first(first_rank), ranks(count) {}
+  bool whole() const { return ranks == world_size; }
+
+  int world_size;
+  int first;  // of its ranks, which follow each other
+  int ranks;
+};
+
 class RankRuntime {
  public:
   virtual ~RankRuntime() = default;
-  virtual cppool_runtime* seam() = 0;
+  virtual cppool_runtime* seam() = 0;  // its `self` is this
+  virtual const Place& place() const = 0;
+  // As GetCopyGroup, WhyNoRing and StartRing.
+  virtual Group CopyGroup(GroupShape shape) = 0;
+  virtual std::optional<std::string> WhyNoRing() const = 0;
+  virtual Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream stream) = 0;
   // After a failure: the last stage that the rank has marked, however far its streams are. Nothing when the
   // work of a stream has failed: Progress() then says where.
   virtual std::optional<std::string> FailedInStage() const = 0;
@@ -130,20 +148,9 @@ class RankRuntime {
   virtual std::set<int> Threads() const { return {}; }
 };
 
-// The part of a world whose ranks one process runs.
-struct Place {
-  Place(int size) : Place(size, 0, size) {}  // the whole world
-  Place(int size, int first_rank, int count) : world_size(size), first(first_rank), ranks(count) {}
-  bool whole() const { return ranks == world_size; }
-
-  int world_size;
-  int first;  // of its ranks, which follow each other
-  int ranks;
-};
-
+inline RankRuntime& RuntimeOf(cppool_runtime* rank) { return *static_cast<RankRuntime*>(rank->self); }
 // The one that this rank of a backend is in.
 Place PlaceOf(cppool_runtime* rank);
-Place HostPlaceOf(cppool_runtime* rank);  // the same of the host backend alone
 
 // Of the ranks of a place.
 class Backend {

@@ -67,13 +67,11 @@ struct Arrivals {
 
 // Why the ranks of the runtime's world cannot do this; nothing when they can. The same on all ranks.
 std::optional<std::string> WhyNoRing(cppool_runtime* rt);
-std::optional<std::string> HostWhyNoRing(cppool_runtime* rt);  // the same of the host backend alone
 
 // Begins a pass: all members of `comm` (GetCopyGroup's; on the host any) call it. `into` may be written to,
 // and what leaves is ready, once `stream` has come here; the pieces leave on it, and what they are read from
 // stays until it has. For a kernel on the main stream, which waits for every piece that arrives: its end is
 // then the end of all transfers to this rank. Throws RuntimeError.
 Arrivals StartRing(cppool_runtime* rt, RingTransfers transfers, cppool_comm comm, cppool_stream stream);
-Arrivals HostStartRing(cppool_runtime* rt, RingTransfers transfers, cppool_comm comm, cppool_stream stream);
 
 }  // namespace cppool::kernels

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "kernels/backend.h"
 #include "kernels/group_shape.h"
 #include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/common/last_error.h"
@@ -20,7 +21,7 @@ void FillSeam(cppool_runtime* seam) {
   using S = cppool_stream;
   using E = cppool_event;
   using C = cppool_comm;
-  static constexpr auto kOf = [](Rt* rt) -> Rank& { return *static_cast<Rank*>(rt->self); };
+  static constexpr auto kOf = [](Rt* rt) -> Rank& { return static_cast<Rank&>(RuntimeOf(rt)); };
   static constexpr auto kGuard = [](Rt* rt, auto body) noexcept {
     return kOf(rt).last_error().Guard([&] { body(kOf(rt)); });
   };

@@ -70,7 +70,7 @@ CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
   table_.world_size = world_->size();
   table_.device = device_;
   table_.stream = reinterpret_cast<cppool_stream>(main_stream());
-  table_.self = this;
+  table_.self = static_cast<RankRuntime*>(this);
   FillSeam<CudaRank>(&table_);
 }
 

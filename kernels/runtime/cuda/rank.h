@@ -48,6 +48,10 @@ class CudaRank : public RankRuntime {
   void EndIterations() override;
   bool InGroup() const override { return world_->InGroup(rank_); }
   std::vector<GroupShape> Groups() const override { return world_->shapes(rank_); }
+  const Place& place() const override { return world_->place(); }
+  kernels::Group CopyGroup(GroupShape shape) override;
+  std::optional<std::string> WhyNoRing() const override { return world_->WhyNoRing(); }
+  Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream stream) override;
   StageSamples Samples() override;
   void Cancel(const std::string& why) override;
   StageTimes EndCase() override;
@@ -90,10 +94,6 @@ class CudaRank : public RankRuntime {
   cppool_comm Group(GroupShape shape, int* rank, int* size);
   // A new one is made together with all other ranks, and used once.
   cppool_comm GroupOf(GroupShape shape, int* rank, int* size);
-  // The rank's communicator of copies; NULL: the devices do not reach each other.
-  cppool_comm CopyGroup(GroupShape shape, int* rank, int* size);
-  std::optional<std::string> WhyNoRing() const { return world_->WhyNoRing(); }
-  Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cudaStream_t stream);
   void GroupStart();
   void GroupEnd();
   void Send(const void* data, std::size_t bytes, int peer, cppool_comm comm, cudaStream_t stream);

@@ -31,8 +31,9 @@ cppool_comm CudaRank::GroupOf(GroupShape shape, int* rank, int* size) {
   return Give(made, rank, size);
 }
 
-cppool_comm CudaRank::CopyGroup(GroupShape shape, int* rank, int* size) {
-  return Give(world_->CopyGroup(rank_, shape), rank, size);
+Group CudaRank::CopyGroup(GroupShape shape) {
+  const CommGroup group = world_->CopyGroup(rank_, shape);
+  return {group.comm, group.rank, group.size};
 }
 
 // A case may pass a communicator of its own: it is noted as if it were the world's.
@@ -65,7 +66,8 @@ void CudaRank::Collect(const CollectiveCall& call, cppool_comm comm, cudaStream_
   EndCall();
 }
 
-Arrivals CudaRank::StartRing(RingTransfers transfers, cppool_comm comm, cudaStream_t stream) {
+Arrivals CudaRank::StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream on) {
+  const auto stream = reinterpret_cast<cudaStream_t>(on);
   const RingHooks hooks{[&](const RingPiece& piece) {
                           MarkStage(stream, piece.stage.c_str());
                           BeginTransfer(stream, "push to", piece.bytes(), piece.to, comm);

@@ -23,7 +23,7 @@ HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::mov
   seam_.rank = rank;
   seam_.world_size = world_->size();
   seam_.device = -1;
-  seam_.self = this;
+  seam_.self = static_cast<RankRuntime*>(this);
   FillSeam<HostRank>(&seam_);
   streams_.push_back(NewStream(0));
   streams_[0]->name = "main";
@@ -533,12 +533,10 @@ std::vector<StreamProgress> HostRank::Progress() const {
 
 namespace cppool::kernels {
 
-Place HostPlaceOf(cppool_runtime* rank) { return static_cast<host::HostRank*>(rank->self)->place(); }
-
 void Enqueue(cppool_runtime* rt, cppool_stream stream, std::function<void()> work) {
   if (std::string_view(rt->backend) != "host")
     throw RuntimeError(CPPOOL_INTERNAL, "Enqueue needs the host backend");
-  static_cast<host::HostRank*>(rt->self)->Enqueue(stream, std::move(work));
+  static_cast<host::HostRank&>(RuntimeOf(rt)).Enqueue(stream, std::move(work));
 }
 
 }  // namespace cppool::kernels

@@ -46,7 +46,10 @@ class HostRank : public RankRuntime {
   void EndIterations() override;
   bool InGroup() const override { return group_depth_ > 0; }
   std::vector<GroupShape> Groups() const override { return world_->Shapes(); }
-  const Place& place() const { return world_->place(); }
+  const Place& place() const override { return world_->place(); }
+  kernels::Group CopyGroup(GroupShape) override { return {}; }
+  std::optional<std::string> WhyNoRing() const override;
+  Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream stream) override;
   StageSamples Samples() override;
   void Cancel(const std::string& why) override;
   StageTimes EndCase() override;
@@ -90,9 +93,6 @@ class HostRank : public RankRuntime {
   void Recv(void* data, std::size_t bytes, int peer, cppool_comm comm, cppool_stream stream);
   void Collect(const CollectiveCall& call, cppool_comm comm, cppool_stream stream);
   void MarkStage(cppool_stream stream, const char* stage);
-  // ring_transfers.h
-  std::optional<std::string> WhyNoRing() const;
-  Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream stream);
 
  private:
   // This rank's place in a communicator, and how many calls it has made there. A handle is the address.

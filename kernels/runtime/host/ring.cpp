@@ -132,15 +132,3 @@ Arrivals HostRank::StartRing(RingTransfers transfers, cppool_comm comm, cppool_s
 }
 
 }  // namespace cppool::kernels::host
-
-namespace cppool::kernels {
-
-std::optional<std::string> HostWhyNoRing(cppool_runtime* rt) {
-  return static_cast<host::HostRank*>(rt->self)->WhyNoRing();
-}
-
-Arrivals HostStartRing(cppool_runtime* rt, RingTransfers transfers, cppool_comm comm, cppool_stream stream) {
-  return static_cast<host::HostRank*>(rt->self)->StartRing(std::move(transfers), comm, stream);
-}
-
-}  // namespace cppool::kernels

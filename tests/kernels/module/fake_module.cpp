@@ -31,12 +31,6 @@ std::unique_ptr<Backend> CreateBackend(const Place& place, Transport transport, 
   return std::make_unique<FakeBackend>(place, transport);
 }
 std::vector<const AttentionFamily*> Families() { throw RuntimeError(CPPOOL_UNSUPPORTED, "fake families"); }
-Place PlaceOfRank(cppool_runtime*) { return {4, 2, 2}; }
-Group CopyGroup(cppool_runtime*, GroupShape) { return {}; }
-std::optional<std::string> WhyNoRing(cppool_runtime*) { return "fake"; }
-Arrivals StartRing(cppool_runtime*, RingTransfers, cppool_comm, cppool_stream) {
-  throw RuntimeError(CPPOOL_UNSUPPORTED, "fake transfers");
-}
 std::unique_ptr<TensorOps> MakeOps(cppool_runtime*) {
   throw RuntimeError(CPPOOL_UNSUPPORTED, "fake tensor operations");
 }
@@ -50,8 +44,7 @@ constexpr const char* kId = FAKE_SEAM_ID;
 const char* const kId = SeamId();
 #endif
 
-const CudaModule kModule{kId,       "fake",    CreateBackend, Families, PlaceOfRank,
-                         CopyGroup, WhyNoRing, StartRing,     MakeOps,  MakeCheck};
+const CudaModule kModule{kId, "fake", CreateBackend, Families, MakeOps, MakeCheck};
 
 }  // namespace
 

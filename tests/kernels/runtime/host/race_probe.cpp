@@ -196,8 +196,7 @@ Arrivals Push(Scene& s, int& slot) {
   piece.stage = "pushed";
   transfers.leaving = {piece};
   transfers.arriving = {{(world.rank + world.size - 1) % world.size, "value"}};
-  const Arrivals arrivals =
-      static_cast<host::HostRank*>(s.rt->self)->StartRing(std::move(transfers), world.comm, s.first.get());
+  const Arrivals arrivals = StartRing(s.rt, std::move(transfers), world.comm, s.first.get());
   Enqueue(s.rt, s.first.get(), [rank = world.rank] { pushed[rank].Say(); });
   return arrivals;
 }
