@@ -13,22 +13,20 @@
 
 namespace cppool::kernels {
 
-// The storage types, for templates: T::Bits in memory.
-struct BF16 {
-  using Bits = std::uint16_t;
-  static constexpr Dtype kDtype = Dtype::kBf16;
-  static float ToFloat(Bits bits) { return BF16ToFloat(bits); }
-  static Bits FromFloat(float value) { return FloatToBF16(value); }
-  static Bits FromDouble(double value) { return DoubleToBF16(value); }
+// The storage types, for templates: T::Bits in memory. Payloads are values as they are stored, without a
+// scale.
+template <Dtype kOf, typename Stored, auto kToFloat, auto kFromFloat>
+struct Narrow {
+  using Bits = Stored;
+  static constexpr Dtype kDtype = kOf;
+  static float ToFloat(Bits bits) { return kToFloat(bits); }
+  static Bits FromFloat(float value) { return kFromFloat(value); }
+  static Bits FromDouble(double value) { return kFromFloat(RoundToOdd(value)); }
 };
-
-struct FP16 {
-  using Bits = std::uint16_t;
-  static constexpr Dtype kDtype = Dtype::kFp16;
-  static float ToFloat(Bits bits) { return FP16ToFloat(bits); }
-  static Bits FromFloat(float value) { return FloatToFP16(value); }
-  static Bits FromDouble(double value) { return DoubleToFP16(value); }
-};
+using BF16 = Narrow<Dtype::kBf16, std::uint16_t, BF16ToFloat, FloatToBF16>;
+using FP16 = Narrow<Dtype::kFp16, std::uint16_t, FP16ToFloat, FloatToFP16>;
+using E4M3 = Narrow<Dtype::kE4M3, std::uint8_t, E4M3ToFloat, FloatToE4M3>;
+using E5M2 = Narrow<Dtype::kE5M2, std::uint8_t, E5M2ToFloat, FloatToE5M2>;
 
 struct FP32 {
   using Bits = float;
@@ -36,23 +34,6 @@ struct FP32 {
   static float ToFloat(Bits bits) { return bits; }
   static Bits FromFloat(float value) { return value; }
   static Bits FromDouble(double value) { return static_cast<float>(value); }
-};
-
-// Payloads: values as they are stored, without a scale.
-struct E4M3 {
-  using Bits = std::uint8_t;
-  static constexpr Dtype kDtype = Dtype::kE4M3;
-  static float ToFloat(Bits bits) { return E4M3ToFloat(bits); }
-  static Bits FromFloat(float value) { return FloatToE4M3(value); }
-  static Bits FromDouble(double value) { return FloatToE4M3(RoundToOdd(value)); }
-};
-
-struct E5M2 {
-  using Bits = std::uint8_t;
-  static constexpr Dtype kDtype = Dtype::kE5M2;
-  static float ToFloat(Bits bits) { return E5M2ToFloat(bits); }
-  static Bits FromFloat(float value) { return FloatToE5M2(value); }
-  static Bits FromDouble(double value) { return FloatToE5M2(RoundToOdd(value)); }
 };
 
 struct FP64 {
@@ -95,13 +76,6 @@ template <typename Function>
 decltype(auto) DispatchAnyDtype(Dtype dtype, Function&& function) {
   if (dtype == Dtype::kFp64) return std::forward<Function>(function)(FP64{});
   return DispatchDtype(dtype, std::forward<Function>(function));
-}
-
-// Reads one element of a tensor of any dtype, without rounding.
-inline double LoadElement(Dtype dtype, const void* data, std::int64_t index) {
-  return DispatchAnyDtype(dtype, [&](auto type) -> double {
-    return decltype(type)::ToFloat(static_cast<const typename decltype(type)::Bits*>(data)[index]);
-  });
 }
 
 // Rounds once, from double.

@@ -9,6 +9,7 @@
 
 #include "kernels/numerics/half.h"
 #include "tests/catch.h"
+#include "tests/kernels/load_element.h"
 
 namespace {
 

@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/numerics/half.h"
 #include "kernels/runtime.h"
+#include "tests/kernels/load_element.h"
 
 namespace cppool::kernels::test {
 

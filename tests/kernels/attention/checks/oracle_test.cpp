@@ -7,6 +7,7 @@
 #include "kernels/numerics/rounding.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/checks/oracle_case.h"
+#include "tests/kernels/load_element.h"
 
 namespace cppool::kernels::test {
 namespace {

@@ -14,6 +14,7 @@
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/host/host_rank.h"
 #include "tests/kernels/attention/families/host/naive_attention.h"
+#include "tests/kernels/load_element.h"
 
 namespace cppool::test {
 namespace {

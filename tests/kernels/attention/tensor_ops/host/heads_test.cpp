@@ -11,6 +11,7 @@
 #include "kernels/numerics/half.h"
 #include "tests/catch.h"
 #include "tests/kernels/attention/families/host/host_rank.h"
+#include "tests/kernels/load_element.h"
 
 namespace {
 
