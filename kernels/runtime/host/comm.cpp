@@ -98,14 +98,11 @@ class RecvOp final : public MessageOp {
 // Posts its buffers, works when all ranks have posted, and leaves when all have worked. An all_reduce is a
 // reduce_scatter and an all_gather of the ranks' shares with a meeting halfway: each element is reduced once,
 // by one rank.
-class CollectiveOp final : public CommOp {
+class CollectiveOp final : public CollectiveCommOp {
  public:
   CollectiveOp(HostComm& comm, int rank, std::uint64_t position, const CollectiveCall& call)
-      : comm_(comm),
-        slot_(*comm.collectives_[position % HostComm::kCollectiveSlots]),
-        rank_(rank),
-        position_(position),
-        call_(call) {
+      : CollectiveCommOp(comm, rank, position, call),
+        slot_(*comm.collectives_[position % HostComm::kCollectiveSlots]) {
     before_ = position / HostComm::kCollectiveSlots * static_cast<std::uint64_t>(comm.size());
     all_ = before_ + static_cast<std::uint64_t>(comm.size());
   }
@@ -184,10 +181,6 @@ class CollectiveOp final : public CommOp {
     return false;
   }
 
-  CallNote Note() const override {
-    return {&comm_, NameOf(call_.what), CallNote::kNoPeer, position_, call_.bytes()};
-  }
-
  private:
   using Entry = HostComm::Entry;
   enum class Stage { kPost, kWork, kGather, kLeave };
@@ -262,11 +255,6 @@ class CollectiveOp final : public CommOp {
     Reduce(call_.dtype, call_.reduce, in, count, out);
   }
 
-  // A rank reduces the elements from here to the next rank's in an all_reduce.
-  std::size_t ShareBegin(std::size_t member) const {
-    return call_.count * member / static_cast<std::size_t>(comm_.size());
-  }
-
   void ReduceShare() {
     const auto member = static_cast<std::size_t>(rank_);
     const std::size_t begin = ShareBegin(member);
@@ -285,11 +273,7 @@ class CollectiveOp final : public CommOp {
     }
   }
 
-  HostComm& comm_;
   HostComm::CollectiveSlot& slot_;
-  int rank_;
-  std::uint64_t position_;
-  CollectiveCall call_;
   std::uint64_t before_;  // the slot's counters when its earlier uses are over
   std::uint64_t all_;     // and when this one is complete
   Stage stage_ = Stage::kPost;

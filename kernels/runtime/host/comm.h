@@ -150,6 +150,27 @@ class MessageOp : public CommOp {
   const std::size_t bytes_;
 };
 
+// One rank's part of a collective.
+class CollectiveCommOp : public CommOp {
+ public:
+  CollectiveCommOp(HostComm& comm, int rank, std::uint64_t position, const CollectiveCall& call)
+      : comm_(comm), rank_(rank), position_(position), call_(call) {}
+  CallNote Note() const override {
+    return {&comm_, NameOf(call_.what), CallNote::kNoPeer, position_, call_.bytes()};
+  }
+
+ protected:
+  // A rank reduces the elements from here to the next rank's in an all_reduce.
+  std::size_t ShareBegin(std::size_t member) const {
+    return call_.count * member / static_cast<std::size_t>(comm_.size());
+  }
+
+  HostComm& comm_;
+  const int rank_;
+  const std::uint64_t position_;
+  const CollectiveCall call_;
+};
+
 std::unique_ptr<CommOp> MakeSend(HostComm& comm, int rank, int peer, std::uint64_t position, const void* data,
                                  std::size_t bytes);
 std::unique_ptr<CommOp> MakeRecv(HostComm& comm, int rank, int peer, std::uint64_t position, void* data,

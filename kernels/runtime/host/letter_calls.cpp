@@ -84,13 +84,10 @@ class LetterRecv final : public MessageOp {
 
 // Sends each member what it needs of this rank's input, and works once it has theirs. An all_reduce is a
 // reduce_scatter and an all_gather of the ranks' shares, as in shared memory.
-class LetterCollective final : public CommOp {
+class LetterCollective final : public CollectiveCommOp {
  public:
   LetterCollective(HostComm& comm, int rank, std::uint64_t position, const CollectiveCall& call)
-      : comm_(comm),
-        rank_(rank),
-        position_(position),
-        call_(call),
+      : CollectiveCommOp(comm, rank, position, call),
         width_(WidthOf(call.dtype)),
         letters_(static_cast<std::size_t>(comm.size())) {}
 
@@ -114,8 +111,8 @@ class LetterCollective final : public CommOp {
       letters_[Index(member)] = comm_.mail()->Take(Expected(member));
     if (stage_ == Stage::kGather) {
       for (int member = 0; member < comm_.size(); ++member) {
-        const std::size_t begin = ShareBegin(member);
-        Copy(At(call_.out, begin), *letters_[Index(member)], ShareBegin(member + 1) - begin);
+        const std::size_t begin = ShareBegin(Index(member));
+        Copy(At(call_.out, begin), *letters_[Index(member)], ShareBegin(Index(member) + 1) - begin);
       }
       return true;
     }
@@ -132,10 +129,6 @@ class LetterCollective final : public CommOp {
     return false;
   }
 
-  CallNote Note() const override {
-    return {&comm_, NameOf(call_.what), CallNote::kNoPeer, position_, call_.bytes()};
-  }
-
  private:
   enum class Stage { kPost, kWork, kGather };
 
@@ -147,9 +140,6 @@ class LetterCollective final : public CommOp {
   std::byte* At(void* buffer, std::size_t element) const {
     return static_cast<std::byte*>(buffer) + element * width_;
   }
-  std::size_t ShareBegin(int member) const {
-    return call_.count * Index(member) / static_cast<std::size_t>(comm_.size());
-  }
 
   // What a member needs of this rank's input: begin and count.
   std::pair<std::size_t, std::size_t> PartFor(int member) const {
@@ -160,7 +150,7 @@ class LetterCollective final : public CommOp {
       case Collective::kReduceScatter:
         return {Index(member) * call_.count, call_.count};
       case Collective::kAllReduce:
-        return {ShareBegin(member), ShareBegin(member + 1) - ShareBegin(member)};
+        return {ShareBegin(Index(member)), ShareBegin(Index(member) + 1) - ShareBegin(Index(member))};
     }
     return {0, call_.count};
   }
@@ -229,10 +219,6 @@ class LetterCollective final : public CommOp {
     return false;
   }
 
-  HostComm& comm_;
-  int rank_;
-  std::uint64_t position_;
-  CollectiveCall call_;
   std::size_t width_;
   std::vector<std::optional<Letter>> letters_;  // by member
   Stage stage_ = Stage::kPost;

@@ -26,7 +26,7 @@ Mail::Key Mail::KeyOf(const LetterHead& head) {
   return {head.kind, head.from, head.to, head.size, head.stride, head.position};
 }
 
-void Mail::Send(LetterHead head, const void* data, std::size_t bytes) {
+Letter Mail::Write(LetterHead head, const void* data, std::size_t bytes) const {
   {
     const std::lock_guard lock(mutex_);
     head.epoch = epoch_;
@@ -34,19 +34,19 @@ void Mail::Send(LetterHead head, const void* data, std::size_t bytes) {
   Letter letter{head, HostLink::Bytes(sizeof(head) + bytes)};
   std::memcpy(letter.bytes.data(), &head, sizeof(head));
   if (bytes > 0) std::memcpy(letter.bytes.data() + sizeof(head), data, bytes);
+  return letter;
+}
+
+void Mail::Send(const LetterHead& head, const void* data, std::size_t bytes) {
+  Letter letter = Write(head, data, bytes);
   if (Here(head.to))
     Put(std::move(letter));
   else
     link_->Send(head.to / place_.ranks, std::move(letter.bytes));
 }
 
-void Mail::Tell(LetterHead head) {
-  {
-    const std::lock_guard lock(mutex_);
-    head.epoch = epoch_;
-  }
-  HostLink::Bytes bytes(sizeof(head));
-  std::memcpy(bytes.data(), &head, sizeof(head));
+void Mail::Tell(const LetterHead& head) {
+  const HostLink::Bytes bytes = Write(head, nullptr, 0).bytes;
   for (int process = 0; process < place_.world_size / place_.ranks; ++process)
     if (process != place_.first / place_.ranks) link_->Send(process, bytes);
 }

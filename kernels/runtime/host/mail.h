@@ -70,8 +70,8 @@ class Mail {
   const Place& place() const { return place_; }
 
   // Any thread, all of these. The data is copied.
-  void Send(LetterHead head, const void* data, std::size_t bytes);
-  void Tell(LetterHead head);  // all other processes
+  void Send(const LetterHead& head, const void* data, std::size_t bytes);
+  void Tell(const LetterHead& head);  // all other processes
   // `head`: kind, from, to, shape and position are compared.
   bool Has(const LetterHead& head) const;
   std::optional<Letter> Take(const LetterHead& head);
@@ -85,6 +85,7 @@ class Mail {
  private:
   using Key = std::tuple<LetterKind, int, int, int, int, std::uint64_t>;
   static Key KeyOf(const LetterHead& head);
+  Letter Write(LetterHead head, const void* data, std::size_t bytes) const;
   void TakeBytes(int process, HostLink::Bytes bytes);
   void Put(Letter letter);  // for a rank of this process
 
