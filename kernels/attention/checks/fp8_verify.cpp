@@ -51,14 +51,6 @@ void Gather(cppool_runtime* rt, const Group& world, const void* part, std::size_
                            : rt->copy(rt, to.get(), part, bytes, rt->stream));
 }
 
-template <typename T>
-std::vector<T> ToHost(cppool_runtime* rt, const void* data, std::int64_t count) {
-  std::vector<T> values(static_cast<std::size_t>(count));
-  Check(rt, rt->copy(rt, values.data(), data, values.size() * sizeof(T), rt->stream));
-  Check(rt, rt->stream_synchronize(rt, rt->stream));
-  return values;
-}
-
 }  // namespace
 
 Buffer GatherDelta(cppool_runtime* rt, const AttentionSpec& spec, CheckKernels& kernels,
@@ -274,7 +266,7 @@ Fp8Verifier::Tally Fp8Verifier::CheckSameScales() const {
       Check(rt_, rt_->copy(rt_, mine.get<float>() + i, &scales[i]->scale, sizeof(float), rt_->stream));
   }
   Gather(rt_, world_, mine.get(), mine.bytes(), all);
-  const auto of_all = ToHost<float>(rt_, all.get(), kScales * world_.size);
+  const auto of_all = ToHost<float>(rt_, all.get(), static_cast<std::size_t>(kScales * world_.size));
   Tally tally;
   for (int i = 0; i < kScales * world_.size; ++i) tally.Compare(of_all[i % kScales], of_all[i]);
   return tally;

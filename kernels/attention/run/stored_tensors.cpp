@@ -124,7 +124,7 @@ class Saver {
     const RankRows& rows = tokens_.of(info);
     const std::size_t row_bytes = static_cast<std::size_t>(info.columns) * SizeOf(info.dtype);
     const std::vector<std::byte> bits =
-        ToHost(data, static_cast<std::size_t>(info.rows / rt_->world_size) * row_bytes);
+        ToHost<std::byte>(rt_, data, static_cast<std::size_t>(info.rows / rt_->world_size) * row_bytes);
     for (const std::int64_t row : rows.tokens)
       sink_.WriteRow(info, false, rows.whole[static_cast<std::size_t>(row)],
                      &bits[static_cast<std::size_t>(row) * row_bytes]);
@@ -132,8 +132,7 @@ class Saver {
 
   void SaveScale(const TensorInfo& info, const float* inverse) const {
     if (rt_->rank != 0) return;
-    const std::vector<std::byte> bits = ToHost(inverse, sizeof(float));
-    sink_.WriteRow(info, false, 0, bits.data());
+    sink_.WriteRow(info, false, 0, ToHost<std::byte>(rt_, inverse, sizeof(float)).data());
   }
 
   void SaveInBlocks(TensorOps& ops, const TensorSet& local, InputTensor tensor, MxAxis axis) const {
@@ -154,17 +153,10 @@ class Saver {
     Save(payload, stored.get());
     if (axis == MxAxis::kDim) return Save(exponents, powers.get());
     const BlockPlaces places(spec_.format, sequences, rt_->world_size);
-    const std::vector<std::byte> bits = ToHost(powers.get(), powers.bytes());
+    const std::vector<std::byte> bits = ToHost<std::byte>(rt_, powers.get(), powers.bytes());
     for (std::size_t i = 0; i < blocks.size(); ++i)
       sink_.WriteRow(exponents, false, places.Place(blocks[i]),
                      &bits[i * static_cast<std::size_t>(exponents.columns)]);
-  }
-
-  std::vector<std::byte> ToHost(const void* data, std::size_t bytes) const {
-    std::vector<std::byte> bits(bytes);
-    Check(rt_, rt_->copy(rt_, bits.data(), data, bytes, rt_->stream));
-    Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
-    return bits;
   }
 
  private:

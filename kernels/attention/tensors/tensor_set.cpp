@@ -287,18 +287,11 @@ void TensorSet::PoisonOutputs() const {
     Check(rt_, rt_->fill(rt_, tensor.data.get(), kPoisonByte, tensor.data.bytes(), rt_->stream));
 }
 
-std::vector<std::byte> TensorSet::ToHost(const Tensor& tensor) const {
-  std::vector<std::byte> bits(tensor.data.bytes());
-  Check(rt_, rt_->copy(rt_, bits.data(), tensor.data.get(), bits.size(), rt_->stream));
-  Check(rt_, rt_->stream_synchronize(rt_, rt_->stream));
-  return bits;
-}
-
 void TensorSet::Save(const RankTokens& tokens, TensorSink& sink) const {
   const auto save = [&](const Tensor& tensor, bool with_padding) {
     const bool whole = tensor.info.rows_of == TensorRows::kWhole;
     if (whole && rt_->rank != 0) return;
-    const std::vector<std::byte> bits = ToHost(tensor);
+    const std::vector<std::byte> bits = ToHost<std::byte>(rt_, tensor.data.get(), tensor.data.bytes());
     const std::size_t row_bytes = bits.size() / static_cast<std::size_t>(tensor.rows);
     const RankRows& rows = tokens.of(tensor.info);
     const auto write = [&](std::int64_t row) {
@@ -316,7 +309,7 @@ void TensorSet::Save(const RankTokens& tokens, TensorSink& sink) const {
 
 void TensorSet::SaveReference(TensorSink& sink) const {
   for (const Tensor& tensor : outputs_) {
-    const std::vector<std::byte> bits = ToHost(tensor);
+    const std::vector<std::byte> bits = ToHost<std::byte>(rt_, tensor.data.get(), tensor.data.bytes());
     const std::size_t row_bytes = bits.size() / static_cast<std::size_t>(tensor.rows);
     const std::int64_t begin = tensor.rows * rt_->rank / rt_->world_size,
                        end = tensor.rows * (rt_->rank + 1) / rt_->world_size;

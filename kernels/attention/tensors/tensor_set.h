@@ -33,6 +33,15 @@ struct RankTokens {
   }
 };
 
+// Copies device memory to the host, and waits for the main stream.
+template <typename T>
+std::vector<T> ToHost(cppool_runtime* rt, const void* data, std::size_t count) {
+  std::vector<T> values(count);
+  Check(rt, rt->copy(rt, values.data(), data, count * sizeof(T), rt->stream));
+  Check(rt, rt->stream_synchronize(rt, rt->stream));
+  return values;
+}
+
 class TensorSet {
  public:
   struct Tensor {
@@ -70,7 +79,6 @@ class TensorSet {
   template <typename Kind>
   static const Tensor* Find(const std::vector<Tensor>& tensors, Kind kind);
   void Read(const Tensor& tensor, const RankTokens& tokens, TensorSource& source) const;
-  std::vector<std::byte> ToHost(const Tensor& tensor) const;
 
   cppool_runtime* rt_ = nullptr;
   std::vector<Tensor> inputs_, outputs_;
