@@ -28,12 +28,13 @@ DeviceTrace::~DeviceTrace() {
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
 }
 
-cudaEvent_t DeviceTrace::NewEvent() {
+cudaEvent_t NewTimingEvent() {
   cudaEvent_t event = nullptr;
   CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "creating a timing event");
-  events_.push_back(event);
   return event;
 }
+
+cudaEvent_t DeviceTrace::NewEvent() { return events_.emplace_back(NewTimingEvent()); }
 
 DeviceTrace::Reading DeviceTrace::ReadClocks(cudaStream_t idle) {
   Reading best;

@@ -20,6 +20,8 @@
 
 namespace cppool::kernels::cuda {
 
+cudaEvent_t NewTimingEvent();  // throws RuntimeError
+
 // For the rank's thread. Throws RuntimeError.
 class DeviceTrace {
  public:

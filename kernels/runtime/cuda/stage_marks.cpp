@@ -21,11 +21,7 @@ StageMarks::StageMarks(PageLockedHeap* heap)
     : heap_(heap), words_(static_cast<std::byte*>(heap->Allocate(kMaxStreams * kWordBytes))) {
   std::memset(words_, 0, kMaxStreams * kWordBytes);
   LoadWriteWord();
-  for (std::size_t i = 0; i < kEventsAtStart; ++i) {
-    cudaEvent_t event = nullptr;
-    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "creating a timing event");
-    spare_events_.push_back(event);
-  }
+  for (std::size_t i = 0; i < kEventsAtStart; ++i) spare_events_.push_back(NewTimingEvent());
 }
 
 StageMarks::~StageMarks() {
@@ -36,11 +32,15 @@ StageMarks::~StageMarks() {
   heap_->Free(words_);
 }
 
-void StageMarks::Announce(cudaStream_t stream, const std::string& name, bool main_stream) {
+StageMarks::Track* StageMarks::Find(cudaStream_t stream) {
   for (std::size_t i = 0; i < used_tracks_; ++i) {
-    if (tracks_[i].stream == stream) return;
+    if (tracks_[i].stream == stream) return &tracks_[i];
   }
-  AddTrack(stream, name, main_stream);
+  return nullptr;
+}
+
+void StageMarks::Announce(cudaStream_t stream, const std::string& name, bool main_stream) {
+  if (!Find(stream)) AddTrack(stream, name, main_stream);
 }
 
 StageMarks::Track& StageMarks::AddTrack(cudaStream_t stream, const std::string& name, bool main_stream) {
@@ -61,9 +61,7 @@ StageMarks::Track& StageMarks::AddTrack(cudaStream_t stream, const std::string& 
 }
 
 StageMarks::Track& StageMarks::TrackOf(cudaStream_t stream) {
-  for (std::size_t i = 0; i < used_tracks_; ++i) {
-    if (tracks_[i].stream == stream) return tracks_[i];
-  }
+  if (Track* const known = Find(stream)) return *known;
   return AddTrack(stream, "own stream " + std::to_string(used_tracks_), false);
 }
 
@@ -76,13 +74,9 @@ int StageMarks::NameIndex(const char* stage) {
 }
 
 cudaEvent_t StageMarks::TakeEvent() {
-  cudaEvent_t event = nullptr;
-  if (spare_events_.empty()) {
-    CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "creating a timing event");
-  } else {
-    event = spare_events_.back();
-    spare_events_.pop_back();
-  }
+  if (spare_events_.empty()) spare_events_.push_back(NewTimingEvent());
+  const cudaEvent_t event = spare_events_.back();
+  spare_events_.pop_back();
   return event;
 }
 
@@ -109,19 +103,16 @@ StagePoint StageMarks::HereOn(const Track& track) const {
   return {index, track.last_sequence};
 }
 
-void StageMarks::Note(cudaStream_t stream, const StageCall& call) {
+template <typename Noted>
+void StageMarks::NoteIn(std::deque<Staged<Noted>> Track::*notes, cudaStream_t stream, const Noted& what) {
   Track& track = TrackOf(stream);
   const std::lock_guard lock(mutex_);
-  track.calls.push_back({track.last_sequence, call});
-  if (track.calls.size() > kMostNotes) track.calls.pop_front();
+  (track.*notes).push_back({track.last_sequence, what});
+  if ((track.*notes).size() > kMostNotes) (track.*notes).pop_front();
 }
 
-void StageMarks::NoteWait(cudaStream_t stream, const StagePoint& point) {
-  Track& track = TrackOf(stream);
-  const std::lock_guard lock(mutex_);
-  track.waits.push_back({track.last_sequence, point});
-  if (track.waits.size() > kMostNotes) track.waits.pop_front();
-}
+void StageMarks::Note(cudaStream_t stream, const StageCall& call) { NoteIn(&Track::calls, stream, call); }
+void StageMarks::NoteWait(cudaStream_t stream, const StagePoint& at) { NoteIn(&Track::waits, stream, at); }
 
 void StageMarks::Close(cudaStream_t stream, int iteration) {
   const Track& track = TrackOf(stream);
@@ -165,9 +156,8 @@ void StageMarks::TraceEnded() {
 }
 
 void StageMarks::Settle(cudaStream_t stream) {
-  for (std::size_t i = 0; i < used_tracks_; ++i) {
-    if (tracks_[i].stream == stream && tracks_[i].entries.size() >= kSettleFrom) Fold(tracks_[i], false);
-  }
+  Track* const track = Find(stream);
+  if (track && track->entries.size() >= kSettleFrom) Fold(*track, false);
 }
 
 StageSamples StageMarks::Samples(cudaStream_t main_stream) {
@@ -223,10 +213,10 @@ std::uint32_t StageMarks::ReachedSequence(const Track& track) const {
 std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) const {
   constexpr std::size_t kMostTold = 4;
   std::vector<std::string> texts;
-  for (const StagedCall& staged : track.calls) {
+  for (const auto& staged : track.calls) {
     if (staged.sequence != sequence) continue;
-    std::string text = std::string(staged.call.what) + staged.call.before +
-                       std::to_string(staged.call.number) + staged.call.after;
+    std::string text = std::string(staged.what.what) + staged.what.before +
+                       std::to_string(staged.what.number) + staged.what.after;
     if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
   }
   std::string all;
@@ -239,10 +229,10 @@ std::string StageMarks::CallsIn(const Track& track, std::uint32_t sequence) cons
 // between two stages) that the wait is for.
 const StagePoint* StageMarks::AwaitedIn(const Track& track, std::uint32_t sequence) const {
   for (auto staged = track.waits.rbegin(); staged != track.waits.rend(); ++staged) {
-    const Track& other = tracks_[staged->point.track];
+    const Track& other = tracks_[staged->what.track];
     // The difference is cyclic, as the words are.
-    const bool left = static_cast<std::int32_t>(ReachedSequence(other) - staged->point.sequence) > 0;
-    if (staged->sequence == sequence && &other != &track && !left) return &staged->point;
+    const bool left = static_cast<std::int32_t>(ReachedSequence(other) - staged->what.sequence) > 0;
+    if (staged->sequence == sequence && &other != &track && !left) return &staged->what;
   }
   return nullptr;
 }

@@ -95,13 +95,10 @@ class StageMarks {
     bool main_stream;
     double milliseconds;
   };
-  struct StagedCall {
+  template <typename Noted>
+  struct Staged {
     std::uint32_t sequence;
-    StageCall call;
-  };
-  struct StagedWait {
-    std::uint32_t sequence;
-    StagePoint point;
+    Noted what;
   };
   static constexpr std::size_t kMostNotes = 256;  // the latest ones of a stream
 
@@ -113,8 +110,8 @@ class StageMarks {
     std::uint32_t* word = nullptr;
     std::uint32_t last_sequence = 0;  // the latest one that was enqueued
     std::vector<Entry> entries;
-    std::deque<StagedCall> calls;
-    std::deque<StagedWait> waits;
+    std::deque<Staged<StageCall>> calls;
+    std::deque<Staged<StagePoint>> waits;
     // What readings have shown.
     mutable int seen_stage = -1;
     mutable std::uint32_t seen_sequence = 0;
@@ -122,6 +119,9 @@ class StageMarks {
     mutable Clock::time_point last_read;
   };
 
+  template <typename Noted>
+  void NoteIn(std::deque<Staged<Noted>> Track::*notes, cudaStream_t stream, const Noted& what);
+  Track* Find(cudaStream_t stream);  // NULL: not announced
   Track& TrackOf(cudaStream_t stream);
   Track& AddTrack(cudaStream_t stream, const std::string& name, bool main_stream);
   StagePoint HereOn(const Track& track) const;
