@@ -78,21 +78,17 @@ std::vector<GroupShape> CommWorld::shapes(int rank) const {
   return shapes;
 }
 
-CommGroup CommWorld::group(int rank, GroupShape shape) const {
+template <typename Member>
+CommGroup CommWorld::Find(int rank, Member CommGroup::*member, const Member& value) const {
   CommGroup found;
   ForEachGroup(rank, [&](const CommGroup& group) {
-    if (group.shape == shape) found = group;
+    if (group.*member == value) found = group;
   });
   return found;
 }
 
-CommGroup CommWorld::group(int rank, cppool_comm comm) const {
-  CommGroup found;
-  ForEachGroup(rank, [&](const CommGroup& group) {
-    if (group.comm == comm) found = group;
-  });
-  return found;
-}
+CommGroup CommWorld::group(int rank, GroupShape shape) const { return Find(rank, &CommGroup::shape, shape); }
+CommGroup CommWorld::group(int rank, cppool_comm comm) const { return Find(rank, &CommGroup::comm, comm); }
 
 void CommWorld::AddGroup(int rank, GroupShape shape, cppool_comm comm) {
   RankGroups& mine = groups_[At(rank)];

@@ -48,6 +48,8 @@ struct RingHooks {
   std::function<void()> after;
 };
 
+class PeerWorld;
+
 class CommWorld {
  public:
   // The ranks of the place are assigned to the first `devices` devices in blocks: rank r of them has device r
@@ -87,14 +89,9 @@ class CommWorld {
   CommGroup group(int rank, GroupShape shape) const;  // comm is NULL: not made
   // comm is NULL: not one of this rank's
   virtual CommGroup group(int rank, cppool_comm comm) const;
-  // The rank's communicator of a shape that copies between devices, made on the spot by this rank alone. comm
-  // is NULL: the devices do not reach each other, or there are several processes.
-  virtual CommGroup CopyGroup(int rank, GroupShape shape) = 0;
-  // Why the ranks cannot have ring transfers; nothing when they can. On the rank's thread: begins a pass, on
-  // copies' communicator `comm` and `stream`, for a kernel on `kernel`.
-  virtual std::optional<std::string> WhyNoRing() const = 0;
-  virtual Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
-                             cudaStream_t kernel, RingHooks hooks) = 0;
+  // What copies between the ranks' devices. NULL: they do not reach each other, or there are several
+  // processes.
+  virtual PeerWorld* copies() = 0;
   // Forgets what a case began and did not end; where that cannot be forgotten, throws RuntimeError.
   virtual void BeginCase(int rank);
 
@@ -160,6 +157,8 @@ class CommWorld {
     std::atomic<int> count{0};
   };
 
+  template <typename Member>
+  CommGroup Find(int rank, Member CommGroup::*member, const Member& value) const;
   bool Here(int rank) const { return rank >= place_.first && rank < place_.first + place_.ranks; }
 
   const Place place_;

@@ -1,11 +1,13 @@
 #include "kernels/runtime/cuda/nccl_world.h"
 
+#include <array>
 #include <chrono>
 #include <exception>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "kernels/runtime/common/dtype.h"
 #include "kernels/runtime/cuda/check.h"
 
 namespace cppool::kernels::cuda {
@@ -37,33 +39,17 @@ void CheckVersion(const NcclApi& nccl) {
 ncclComm_t Handle(cppool_comm comm) { return reinterpret_cast<ncclComm_t>(comm); }
 
 ncclDataType_t DataType(cppool_dtype dtype) {
-  switch (dtype) {
-    case CPPOOL_FLOAT16:
-      return ncclFloat16;
-    case CPPOOL_BFLOAT16:
-      return ncclBfloat16;
-    case CPPOOL_FLOAT32:
-      return ncclFloat32;
-    case CPPOOL_FLOAT64:
-      return ncclFloat64;
-    case CPPOOL_INT32:
-      return ncclInt32;
-    case CPPOOL_INT64:
-      return ncclInt64;
-    case CPPOOL_UINT8:
-      return ncclUint8;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such dtype: " + std::to_string(static_cast<int>(dtype)));
+  CheckDtype(dtype);
+  static constexpr auto kTypes =
+      std::to_array({ncclFloat16, ncclBfloat16, ncclFloat32, ncclFloat64, ncclInt32, ncclInt64,
+                     ncclUint8});  // in the order of the enumerators
+  static_assert(kTypes.size() == CPPOOL_UINT8 + 1);
+  return kTypes[dtype];
 }
 
 ncclRedOp_t Reduction(cppool_reduce reduce) {
-  switch (reduce) {
-    case CPPOOL_SUM:
-      return ncclSum;
-    case CPPOOL_MAX:
-      return ncclMax;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no such reduction: " + std::to_string(static_cast<int>(reduce)));
+  CheckReduction(reduce);
+  return reduce == CPPOOL_SUM ? ncclSum : ncclMax;
 }
 
 }  // namespace

@@ -28,17 +28,7 @@ class NcclWorld final : public CommWorld, public std::enable_shared_from_this<Nc
   void JoinGroup(int rank, GroupShape shape) override;  // ncclCommSplit of the world's communicator
   using CommWorld::group;
   CommGroup group(int rank, cppool_comm comm) const override;
-  CommGroup CopyGroup(int rank, GroupShape shape) override {
-    return copying_ ? copies_.CopyGroup(rank, shape) : CommGroup{};
-  }
-  std::optional<std::string> WhyNoRing() const override {
-    return copying_ ? std::nullopt : std::optional<std::string>("not all GPUs reach each other");
-  }
-  Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
-                     cudaStream_t kernel, RingHooks hooks) override {
-    ThrowIfAborted();
-    return copies_.StartRing(rank, std::move(transfers), comm, stream, kernel, std::move(hooks));
-  }
+  PeerWorld* copies() override { return copying_ ? &copies_ : nullptr; }
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
 

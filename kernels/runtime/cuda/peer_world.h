@@ -24,13 +24,17 @@ class PeerWorld final : public CommWorld {
   void JoinWorld(int rank) override { JoinWorld(rank, OpenPool(rank)); }
   void JoinWorld(int rank, std::shared_ptr<DevicePool> pool);  // the pool of what is copied
   void JoinGroup(int rank, GroupShape shape) override;         // the usual shapes exist with the world
-  CommGroup CopyGroup(int rank, GroupShape shape) override {
+  PeerWorld* copies() override { return this; }
+  // The rank's communicator of a shape, made on the spot by this rank alone.
+  CommGroup CopyGroup(int rank, GroupShape shape) {
     JoinGroup(rank, shape);
     return group(rank, shape);
   }
-  std::optional<std::string> WhyNoRing() const override;
+  // Why the ranks cannot have ring transfers; nothing when they can. On the rank's thread: begins a pass, on
+  // `comm` and `stream`, for a kernel on `kernel`.
+  std::optional<std::string> WhyNoRing() const;
   Arrivals StartRing(int rank, RingTransfers transfers, cppool_comm comm, cudaStream_t stream,
-                     cudaStream_t kernel, RingHooks hooks) override;
+                     cudaStream_t kernel, RingHooks hooks);
   void Leave(int rank) noexcept override;
   void BeginCase(int rank) override;
 

@@ -122,9 +122,7 @@ void CudaRank::BeginCase() {
   CheckCuda(cudaSetDevice(device_), "choosing the rank's device");
   // Clears what an earlier case left on this thread; an error of the context comes back from the next call.
   cudaGetLastError();
-  for (const OwnedStream& owned : streams_) {
-    if (owned.used) WaitFor(owned.stream);
-  }
+  WaitForStreams();
   ReleaseLeftovers();
   marks_.TraceTo(nullptr);
   trace_.reset();
@@ -178,9 +176,7 @@ StageSamples CudaRank::Samples() {
 
 void CudaRank::Cancel(const std::string& why) {
   last_error_.Refuse(CPPOOL_CANCELLED, why);
-  for (const OwnedStream& owned : streams_) {
-    if (owned.used) WaitFor(owned.stream);
-  }
+  WaitForStreams();
   ThrowHostFailure();
 }
 
@@ -190,9 +186,7 @@ StageTimes CudaRank::EndCase() {
     if (owned.handed_out) marks_.Close(owned.stream, StageTally::kOnce);
   }
   ranges_.LeaveAll();
-  for (const OwnedStream& owned : streams_) {
-    if (owned.used) WaitFor(owned.stream);
-  }
+  WaitForStreams();
   // Covers streams that the case has made itself. No deadline here: the daemon's watchdog has one.
   CheckCuda(cudaDeviceSynchronize(), "waiting for the case's work");
   world_->CheckHealth(rank_);
@@ -433,6 +427,12 @@ void CudaRank::WaitFor(cudaStream_t stream) {
   }
   if (waited) cudaGetLastError();  // CUDA keeps "not ready" as an error
   world_->ThrowIfAborted();        // aborted collectives also end
+}
+
+void CudaRank::WaitForStreams() {
+  for (const OwnedStream& owned : streams_) {
+    if (owned.used) WaitFor(owned.stream);
+  }
 }
 
 void CudaRank::Synchronize(cudaStream_t stream) {

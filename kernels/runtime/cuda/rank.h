@@ -50,7 +50,7 @@ class CudaRank : public RankRuntime {
   std::vector<GroupShape> Groups() const override { return world_->shapes(rank_); }
   const Place& place() const override { return world_->place(); }
   kernels::Group CopyGroup(GroupShape shape) override;
-  std::optional<std::string> WhyNoRing() const override { return world_->WhyNoRing(); }
+  std::optional<std::string> WhyNoRing() const override;
   Arrivals StartRing(RingTransfers transfers, cppool_comm comm, cppool_stream stream) override;
   StageSamples Samples() override;
   void Cancel(const std::string& why) override;
@@ -124,6 +124,7 @@ class CudaRank : public RankRuntime {
   void TraceCall(cudaStream_t stream, std::string_view what, std::size_t bytes, int ranks, int peer);
   void ThrowHostFailure();
   void WaitFor(cudaStream_t stream);
+  void WaitForStreams();  // those that were used in this case
   void AddStream();
   cudaEvent_t TakeEvent();
   void ReleaseLeftovers();

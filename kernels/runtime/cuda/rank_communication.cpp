@@ -1,4 +1,5 @@
 // The communication of a CudaRank: its communicators, and the calls on them.
+#include "kernels/runtime/cuda/peer_world.h"
 #include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {
@@ -22,9 +23,7 @@ cppool_comm CudaRank::GroupOf(GroupShape shape, int* rank, int* size) {
   if (InGroup()) throw RuntimeError(CPPOOL_INTERNAL, "group_of between group_start and group_end");
   const TraceRecorder::Call call(Recorder(), "open communicator");
   // NCCL splits a communicator only while it is idle.
-  for (const OwnedStream& owned : streams_) {
-    if (owned.used) WaitFor(owned.stream);
-  }
+  WaitForStreams();
   const WarmUpBuffers buffers(&table_);
   const CommGroup made = world_->MakeGroup(rank_, shape);
   WarmUpGroup(*this, made, buffers);
@@ -32,8 +31,13 @@ cppool_comm CudaRank::GroupOf(GroupShape shape, int* rank, int* size) {
 }
 
 Group CudaRank::CopyGroup(GroupShape shape) {
-  const CommGroup group = world_->CopyGroup(rank_, shape);
+  if (!world_->copies()) return {nullptr, 0, 0};
+  const CommGroup group = world_->copies()->CopyGroup(rank_, shape);
   return {group.comm, group.rank, group.size};
+}
+
+std::optional<std::string> CudaRank::WhyNoRing() const {
+  return world_->copies() ? world_->copies()->WhyNoRing() : "not all GPUs reach each other";
 }
 
 // A case may pass a communicator of its own: it is noted as if it were the world's.
@@ -74,7 +78,9 @@ Arrivals CudaRank::StartRing(RingTransfers transfers, cppool_comm comm, cppool_s
                         },
                         [&] { EndCall(); }};
   const bool leaves = !transfers.leaving.empty();
-  Arrivals arrivals = world_->StartRing(rank_, std::move(transfers), comm, stream, main_stream(), hooks);
+  world_->ThrowIfAborted();
+  Arrivals arrivals =
+      world_->copies()->StartRing(rank_, std::move(transfers), comm, stream, main_stream(), hooks);
   if (leaves) MarkStage(stream, nullptr);
   return arrivals;
 }

@@ -105,7 +105,7 @@ TEST_CASE("nccl: processes join one world, with a device for each of their ranks
     Expect(world.device(rank) == rank % (8 / count), "its device is by its place in the process");
     const CommGroup all = world.group(rank, GroupShape{8, 1});
     Expect(all.comm && all.rank == rank && all.size == 8, "the world's communicator");
-    Expect(!world.CopyGroup(rank, {8, 1}).comm, "no copies between processes");
+    Expect(!world.copies(), "no copies between processes");
     world.JoinGroup(rank, {2, 4});
     Expect(world.group(rank, GroupShape{2, 4}).rank == rank / 4, "a group across processes");
   }) == kNoErrors);
