@@ -13,9 +13,16 @@
 
 namespace cppool::kernels {
 
-// The members have handles of types of their own, Rank::Stream and Rank::Event: pointers.
+// All but transport, device and the main stream. The members have handles of types of their own, Rank::Stream
+// and Rank::Event: pointers.
 template <typename Rank>
-void FillSeam(cppool_runtime* seam) {
+void FillSeam(Rank& of, const char* backend, int world_size, cppool_runtime* seam) {
+  seam->abi = CPPOOL_RUNTIME_ABI;
+  seam->struct_size = sizeof(cppool_runtime);
+  seam->backend = backend;
+  seam->rank = of.rank();
+  seam->world_size = world_size;
+  seam->self = static_cast<RankRuntime*>(&of);
   using Rt = cppool_runtime;
   using Bytes = std::size_t;
   using S = cppool_stream;

@@ -62,16 +62,10 @@ CudaRank::CudaRank(std::shared_ptr<CommWorld> world, int rank)
   }
   marks_.Announce(main_stream(), "main", true);
   ranges_.Name(main_stream(), "main");
-  table_.abi = CPPOOL_RUNTIME_ABI;
-  table_.struct_size = sizeof(cppool_runtime);
-  table_.backend = "cuda";
+  FillSeam(*this, "cuda", world_->size(), &table_);
   table_.transport = world_->transport();
-  table_.rank = rank_;
-  table_.world_size = world_->size();
   table_.device = device_;
   table_.stream = reinterpret_cast<cppool_stream>(main_stream());
-  table_.self = static_cast<RankRuntime*>(this);
-  FillSeam<CudaRank>(&table_);
 }
 
 CudaRank::~CudaRank() {

@@ -16,15 +16,9 @@
 
 namespace cppool::kernels::host {
 HostRank::HostRank(std::shared_ptr<HostWorld> world, int rank) : world_(std::move(world)), rank_(rank) {
-  seam_.abi = CPPOOL_RUNTIME_ABI;
-  seam_.struct_size = sizeof(seam_);
-  seam_.backend = "host";
+  FillSeam(*this, "host", world_->size(), &seam_);
   seam_.transport = "host";
-  seam_.rank = rank;
-  seam_.world_size = world_->size();
   seam_.device = -1;
-  seam_.self = static_cast<RankRuntime*>(this);
-  FillSeam<HostRank>(&seam_);
   streams_.push_back(NewStream(0));
   streams_[0]->name = "main";
   seam_.stream = reinterpret_cast<cppool_stream>(streams_[0].get());
