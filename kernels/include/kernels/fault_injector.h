@@ -62,18 +62,17 @@ class FaultInjector {
 
   // The rank's table, with the fault in it, once. Its handles and errors are those of the runtime's own
   // table.
-  cppool_runtime* seam() { return &table_.seam; }
+  cppool_runtime* seam() { return &table_; }
   // Marks count only within iterations when the fault names no stage.
   void InIterations(bool in) { in_iterations_ = in; }
   // Empty once the fault has happened; else why it has not, with the stages that the rank has marked.
   std::string WhyNot() const;
 
  private:
-  struct Table {  // standard layout: a function of the table finds the injector by the table's address
-    cppool_runtime seam;
+  struct Table : cppool_runtime {
     FaultInjector* owner;
   };
-  static FaultInjector& Of(cppool_runtime* rt) { return *reinterpret_cast<Table*>(rt)->owner; }
+  static FaultInjector& Of(cppool_runtime* rt) { return *static_cast<Table*>(rt)->owner; }
   void FillTable();
 
   cppool_status Mark(cppool_stream stream, const char* stage);

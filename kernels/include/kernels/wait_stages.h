@@ -21,14 +21,13 @@ class WaitStages {
   WaitStages& operator=(const WaitStages&) = delete;
 
   // The rank's table. Its handles and errors are those of the runtime's own table.
-  cppool_runtime* seam() { return &table_.seam; }
+  cppool_runtime* seam() { return &table_; }
 
  private:
-  struct Table {  // standard layout: a function of the table finds its owner by the table's address
-    cppool_runtime seam;
+  struct Table : cppool_runtime {
     WaitStages* owner;
   };
-  static WaitStages& Of(cppool_runtime* rt) { return *reinterpret_cast<Table*>(rt)->owner; }
+  static WaitStages& Of(cppool_runtime* rt) { return *static_cast<Table*>(rt)->owner; }
   cppool_status Mark(cppool_stream stream, const char* stage);
   cppool_status Wait(cppool_stream stream, cppool_event event);
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -11,7 +12,6 @@
 #include <limits>
 #include <stdexcept>
 #include <thread>
-#include <type_traits>
 
 #include "kernels/runtime/common/collective_call.h"
 
@@ -22,27 +22,11 @@ constexpr std::size_t kFloodBytes = std::size_t{12} << 20;
 constexpr std::size_t kSmallestChunk = std::size_t{2} << 20;  // device memory is full when this is refused
 constexpr std::size_t kSmallestSpoilt = 64;  // bytes: a smaller message is a barrier, not a tensor
 
-struct KindName {
-  FaultKind kind;
-  const char* name;
-};
-constexpr KindName kKinds[] = {
-    {FaultKind::kThrow, "throw"},
-    {FaultKind::kSegfault, "segfault"},
-    {FaultKind::kAbort, "abort"},
-    {FaultKind::kExit, "exit"},
-    {FaultKind::kStallHost, "stall_host"},
-    {FaultKind::kOutOfMemory, "out_of_memory"},
-    {FaultKind::kFlood, "flood"},
-    {FaultKind::kHalfLine, "half_line"},
-    {FaultKind::kHalfAnswer, "half_answer"},
-    {FaultKind::kStall, "stall"},
-    {FaultKind::kTrap, "trap"},
-    {FaultKind::kOutOfBounds, "out_of_bounds"},
-    {FaultKind::kSkipCollective, "skip_collective"},
-    {FaultKind::kWrongSize, "wrong_size"},
-    {FaultKind::kFlipBit, "flip_bit"},
-};
+// In the order of the enumerators.
+constexpr auto kNames = std::to_array<std::string_view>(
+    {"throw", "segfault", "abort", "exit", "stall_host", "out_of_memory", "flood", "half_line", "half_answer",
+     "stall", "trap", "out_of_bounds", "skip_collective", "wrong_size", "flip_bit"});
+static_assert(kNames.size() == static_cast<std::size_t>(FaultKind::kFlipBit) + 1);
 
 // Through a pointer, as broken code would: the processor raises the signal.
 void WriteToReadOnlyPage() {
@@ -66,39 +50,28 @@ void Flood(const std::string& half_answer) {
 
 }  // namespace
 
-std::string_view NameOf(FaultKind kind) {
-  for (const KindName& known : kKinds) {
-    if (known.kind == kind) return known.name;
-  }
-  return "unknown";
-}
+std::string_view NameOf(FaultKind kind) { return kNames.at(static_cast<std::size_t>(kind)); }
 
 const std::vector<std::string>& FaultKindNames() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const KindName& known : kKinds) all.emplace_back(known.name);
-    return all;
-  }();
+  static const std::vector<std::string> names(kNames.begin(), kNames.end());
   return names;
 }
 
 std::optional<FaultKind> FaultKindOf(std::string_view name) {
-  for (const KindName& known : kKinds) {
-    if (known.name == name) return known.kind;
-  }
-  return std::nullopt;
+  const auto known = std::find(kNames.begin(), kNames.end(), name);
+  if (known == kNames.end()) return std::nullopt;
+  return static_cast<FaultKind>(known - kNames.begin());
 }
 
 FaultInjector::FaultInjector(const Fault& fault, RankRuntime& runtime)
-    : fault_(fault), runtime_(runtime), inner_(runtime.seam()), table_{*runtime.seam(), this} {
-  static_assert(std::is_standard_layout_v<Table> && offsetof(Table, seam) == 0);
+    : fault_(fault), runtime_(runtime), inner_(runtime.seam()), table_{{*runtime.seam()}, this} {
   FillTable();
 }
 
 // The other functions are the runtime's own: they find it in `self`, whichever table they are called through.
 void FaultInjector::FillTable() {
   using Rt = cppool_runtime;
-  cppool_runtime& seam = table_.seam;
+  cppool_runtime& seam = table_;
   seam.mark = [](Rt* rt, cppool_stream stream, const char* stage) { return Of(rt).Mark(stream, stage); };
   seam.send = [](Rt* rt, const void* buffer, std::size_t bytes, int peer, cppool_comm comm,
                  cppool_stream stream) {

@@ -1,17 +1,13 @@
 #include "kernels/wait_stages.h"
 
-#include <cstddef>
-#include <type_traits>
-
 namespace cppool::kernels {
 
 // The other functions are the runtime's own: they find it in `self`, whichever table they are called through.
-WaitStages::WaitStages(cppool_runtime* runtime) : inner_(runtime), table_{*runtime, this} {
-  static_assert(std::is_standard_layout_v<Table> && offsetof(Table, seam) == 0);
-  table_.seam.mark = [](cppool_runtime* rt, cppool_stream stream, const char* stage) {
+WaitStages::WaitStages(cppool_runtime* runtime) : inner_(runtime), table_{{*runtime}, this} {
+  table_.mark = [](cppool_runtime* rt, cppool_stream stream, const char* stage) {
     return Of(rt).Mark(stream, stage);
   };
-  table_.seam.stream_wait = [](cppool_runtime* rt, cppool_stream stream, cppool_event event) {
+  table_.stream_wait = [](cppool_runtime* rt, cppool_stream stream, cppool_event event) {
     return Of(rt).Wait(stream, event);
   };
 }
