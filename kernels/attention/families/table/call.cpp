@@ -35,35 +35,38 @@ void SetDtype(const TensorForm& form, cppool_tensor& to) {
 }
 
 // Where the tensors of CallTensor are in the C struct. Scales are `of` a tensor, and not in it.
+enum class WrittenBy { kNobody, kForward, kBackward };
+using C = cppool_attention_tensors;
 struct Member {
   const char* name;
-  const cppool_tensor* cppool_attention_tensors::*in;
+  const cppool_tensor* C::*in;
+  WrittenBy pass = WrittenBy::kNobody;
   CallTensor of = kCallTensors;
 };
-constexpr Member kMembers[kCallTensors] = {{"q", &cppool_attention_tensors::q},
-                                           {"k", &cppool_attention_tensors::k},
-                                           {"v", &cppool_attention_tensors::v},
-                                           {"out", &cppool_attention_tensors::out},
-                                           {"lse", &cppool_attention_tensors::lse},
-                                           {"dout", &cppool_attention_tensors::dout},
-                                           {"delta", &cppool_attention_tensors::delta},
-                                           {"dq", &cppool_attention_tensors::dq},
-                                           {"dk", &cppool_attention_tensors::dk},
-                                           {"dv", &cppool_attention_tensors::dv},
-                                           {"bias", &cppool_attention_tensors::bias},
-                                           {"dbias", &cppool_attention_tensors::dbias},
-                                           {"alibi_slopes", &cppool_attention_tensors::alibi_slopes},
-                                           {"max_logit", &cppool_attention_tensors::max_logit},
-                                           {"cu_seqlens_q", &cppool_attention_tensors::cu_seqlens_q},
-                                           {"cu_seqlens_kv", &cppool_attention_tensors::cu_seqlens_kv},
-                                           {"seqlens_q", &cppool_attention_tensors::seqlens_q},
-                                           {"seqlens_kv", &cppool_attention_tensors::seqlens_kv},
-                                           {"the scale of q", nullptr, kQ},
-                                           {"the scale of k", nullptr, kK},
-                                           {"the scale of v", nullptr, kV},
-                                           {"the scale of dout", nullptr, kDout},
-                                           {"ds_scale", &cppool_attention_tensors::ds_scale},
-                                           {"amax_ds", &cppool_attention_tensors::amax_ds}};
+constexpr Member kMembers[kCallTensors] = {{"q", &C::q},
+                                           {"k", &C::k},
+                                           {"v", &C::v},
+                                           {"out", &C::out, WrittenBy::kForward},
+                                           {"lse", &C::lse, WrittenBy::kForward},
+                                           {"dout", &C::dout},
+                                           {"delta", &C::delta},
+                                           {"dq", &C::dq, WrittenBy::kBackward},
+                                           {"dk", &C::dk, WrittenBy::kBackward},
+                                           {"dv", &C::dv, WrittenBy::kBackward},
+                                           {"bias", &C::bias},
+                                           {"dbias", &C::dbias, WrittenBy::kBackward},
+                                           {"alibi_slopes", &C::alibi_slopes},
+                                           {"max_logit", &C::max_logit, WrittenBy::kForward},
+                                           {"cu_seqlens_q", &C::cu_seqlens_q},
+                                           {"cu_seqlens_kv", &C::cu_seqlens_kv},
+                                           {"seqlens_q", &C::seqlens_q},
+                                           {"seqlens_kv", &C::seqlens_kv},
+                                           {"the scale of q", nullptr, WrittenBy::kNobody, kQ},
+                                           {"the scale of k", nullptr, WrittenBy::kNobody, kK},
+                                           {"the scale of v", nullptr, WrittenBy::kNobody, kV},
+                                           {"the scale of dout", nullptr, WrittenBy::kNobody, kDout},
+                                           {"ds_scale", &C::ds_scale},
+                                           {"amax_ds", &C::amax_ds, WrittenBy::kBackward}};
 
 // Returns one stretch that holds the rows of all packed sequences, of which none is shared.
 Rectangle Whole(const std::vector<Rectangle>& sequences) {
@@ -80,20 +83,7 @@ Rectangle Whole(const std::vector<Rectangle>& sequences) {
 const char* NameOf(CallTensor tensor) { return kMembers[tensor].name; }
 
 bool Writes(bool backward, CallTensor tensor) {
-  switch (tensor) {
-    case kOut:
-    case kLse:
-    case kMaxLogit:
-      return !backward;
-    case kDq:
-    case kDk:
-    case kDv:
-    case kDbias:
-    case kAmaxDs:
-      return backward;
-    default:
-      return false;
-  }
+  return kMembers[tensor].pass == (backward ? WrittenBy::kBackward : WrittenBy::kForward);
 }
 
 CallView::CallView(const CallForm& form, int device, const CallData& data) : form_(form) {

@@ -12,26 +12,15 @@ Of SideOf(CallTensor which) {
   return which == kK || which == kV || which == kDk || which == kDv ? Of::kKeys : Of::kQueries;
 }
 
-// [batch, rows, heads, dim] or, of one value per row, [batch, heads, rows].
+// [batch, rows, heads, dim] or, of one value per row, [batch, heads, rows]: there a row for each query, or
+// for each head.
 TrialRows RowsOf(const TensorForm& from) {
   const std::int64_t size = from.element_bytes();
-  if (from.ndim == 4) {
-    return {0,
-            from.shape[0],
-            from.shape[1],
-            size * from.shape[2] * from.shape[3],
-            size * from.strides[0],
-            size * from.strides[1]};
-  }
-  if (from.strides[1] == 1)  // a row for each query
-    return {0,
-            from.shape[0],
-            from.shape[2],
-            size * from.shape[1],
-            size * from.strides[0],
-            size * from.strides[2]};
-  return {
-      0, from.shape[0], from.shape[1], size * from.shape[2], size * from.strides[0], size * from.strides[1]};
+  const auto& shape = from.shape;
+  const bool per_query = from.ndim == 3 && from.strides[1] == 1;
+  const std::size_t rows = per_query ? 2 : 1;
+  const std::int64_t in_row = from.ndim == 4 ? shape[2] * shape[3] : per_query ? shape[1] : shape[2];
+  return {0, shape[0], shape[rows], size * in_row, size * from.strides[0], size * from.strides[rows]};
 }
 
 // [batch, heads, queries, keys]: a part for each head.
