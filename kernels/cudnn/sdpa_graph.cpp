@@ -170,6 +170,15 @@ std::int64_t Count(const TensorForm& form) {
   return std::accumulate(form.dims.begin(), form.dims.end(), std::int64_t{1}, std::multiplies<>());
 }
 
+std::unique_ptr<fe::graph::Graph> NewGraph(fe::DataType_t io, int compute_capability) {
+  auto graph = std::make_unique<fe::graph::Graph>();
+  graph->set_io_data_type(io)
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT)
+      .set_sm_version(compute_capability);
+  return graph;
+}
+
 // Rounds up to the alignment of a workspace, in bytes.
 std::size_t RoundUp(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -206,11 +215,8 @@ Tensor SubtractAlibi(const Graph& graph, const Tensor& scores, const Tensor& slo
 // Makes the graph of a call, or of what the frontend is to check of it.
 class Builder {
  public:
-  Builder(const SdpaCall& call, int compute_capability) : call_(call), graph_(new fe::graph::Graph) {
-    graph_->set_io_data_type(TypeOf(call.type))
-        .set_intermediate_data_type(fe::DataType_t::FLOAT)
-        .set_compute_data_type(fe::DataType_t::FLOAT)
-        .set_sm_version(compute_capability);
+  Builder(const SdpaCall& call, int compute_capability)
+      : call_(call), graph_(NewGraph(TypeOf(call.type), compute_capability)) {
     if (call.fp8) {
       Fp8Forward();
     } else if (call.backward) {
@@ -238,18 +244,12 @@ class Builder {
 
   // With 1 for the scale of v, and of out, the elements of out are in units of v's: its scale is v's.
   void Fp8Forward() {
+    const TensorForm single{{1, 1, 1, 1}, {1, 1, 1, 1}};
     const auto payload = [&](Uid uid, const char* name, const TensorForm& form) {
-      const Tensor tensor = Input(uid, name, form);
-      tensor->set_data_type(fe::DataType_t::FP8_E4M3);
-      return tensor;
+      return Input(uid, name, form, fe::DataType_t::FP8_E4M3);
     };
     const auto number = [&](Uid uid, const char* name) {
-      return graph_->tensor(fe::graph::Tensor_attributes()
-                                .set_uid(uid)
-                                .set_name(name)
-                                .set_dim({1, 1, 1, 1})
-                                .set_stride({1, 1, 1, 1})
-                                .set_data_type(fe::DataType_t::FLOAT));
+      return Input(uid, name, single, fe::DataType_t::FLOAT);
     };
     auto options = fe::graph::SDPA_fp8_attributes().set_name("forward").set_generate_stats(true);
     SetScores(options);
@@ -260,7 +260,6 @@ class Builder {
         number(kPScaleInverse, "inverse of p_scale"), number(kPScale, "p_scale"), one, options);
     Output(kOut, out, call_.out, fe::DataType_t::FP8_E4M3);
     Output(kStats, stats, call_.stats, fe::DataType_t::FLOAT);
-    const TensorForm single{{1, 1, 1, 1}, {1, 1, 1, 1}};
     Output(kAmaxP, amax_p, single, fe::DataType_t::FLOAT);
     Output(kAmaxOut, amax_out, single, fe::DataType_t::FLOAT);
   }
@@ -268,8 +267,7 @@ class Builder {
   void Backward() {
     const Tensor q = Input(kQ, "q", call_.q), k = Input(kK, "k", call_.k), v = Input(kV, "v", call_.v);
     const Tensor out = Input(kOut, "out", call_.out), dout = Input(kDout, "dout", call_.dout);
-    const Tensor stats = Input(kStats, "stats", call_.stats);
-    stats->set_data_type(fe::DataType_t::FLOAT);
+    const Tensor stats = Input(kStats, "stats", call_.stats, fe::DataType_t::FLOAT);
     auto options = fe::graph::SDPA_backward_attributes()
                        .set_name("backward")
                        .set_deterministic_algorithm(call_.deterministic);
@@ -286,16 +284,19 @@ class Builder {
   }
 
   Tensor Input(Uid uid, const char* name, const TensorForm& form) {
+    return Input(uid, name, form, TypeOf(call_.type));
+  }
+  Tensor Input(Uid uid, const char* name, const TensorForm& form, fe::DataType_t type) {
     return graph_->tensor(fe::graph::Tensor_attributes()
                               .set_uid(uid)
                               .set_name(name)
                               .set_dim(List(form.dims))
                               .set_stride(List(form.strides))
-                              .set_data_type(TypeOf(call_.type)));
+                              .set_data_type(type));
   }
   Tensor RowOutput(Uid uid, const char* name) {
-    const Tensor rows = Input(uid, name, call_.stats);
-    rows->set_output(true).set_data_type(fe::DataType_t::FLOAT);
+    const Tensor rows = Input(uid, name, call_.stats, fe::DataType_t::FLOAT);
+    rows->set_output(true);
     return rows;
   }
   static void Output(Uid uid, const Tensor& tensor, const TensorForm& form, fe::DataType_t type) {
@@ -327,13 +328,9 @@ class Builder {
     // changes. In the backward pass they need nothing: the gradients of sums are those of their terms, and P
     // is 0 where nothing is seen.
     const std::int64_t heads = call_.q.dims[1];
-    const Tensor slopes = graph_->tensor(fe::graph::Tensor_attributes()
-                                             .set_uid(kSlopes)
-                                             .set_name("slopes")
-                                             .set_dim({1, heads, 1, 1})
-                                             .set_stride({heads, 1, 1, 1})
-                                             .set_alignment(4)  // bytes: of some of a rank's heads
-                                             .set_data_type(fe::DataType_t::FLOAT));
+    const Tensor slopes =
+        Input(kSlopes, "slopes", {{1, heads, 1, 1}, {heads, 1, 1, 1}}, fe::DataType_t::FLOAT);
+    slopes->set_alignment(4);  // bytes: of some of a rank's heads
     options.set_score_mod([call = call_, alignment, slopes](const Graph& graph, const Tensor& scores) {
       const Tensor added = SubtractAlibi(graph, scores, slopes, call.alibi_diagonal);
       return fe::graph::attn::score_modifiers::sliding_window_mask(graph, added, alignment, call.left_bound,
@@ -348,11 +345,7 @@ class Builder {
 
 // stats = max + log(sum_exp), element by element.
 std::unique_ptr<fe::graph::Graph> StatsGraph(const TensorForm& form, int compute_capability) {
-  auto graph = std::make_unique<fe::graph::Graph>();
-  graph->set_io_data_type(fe::DataType_t::FLOAT)
-      .set_intermediate_data_type(fe::DataType_t::FLOAT)
-      .set_compute_data_type(fe::DataType_t::FLOAT)
-      .set_sm_version(compute_capability);
+  auto graph = NewGraph(fe::DataType_t::FLOAT, compute_capability);
   const std::int64_t count = Count(form);
   // cuDNN has no plan for the four dimensions of `form`.
   const std::vector<std::int64_t> dims = {1, 1, count}, strides = {count, count, 1};
