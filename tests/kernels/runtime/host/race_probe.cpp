@@ -196,7 +196,7 @@ Arrivals Push(Scene& s, int& slot) {
   piece.stage = "pushed";
   transfers.leaving = {piece};
   transfers.arriving = {{(world.rank + world.size - 1) % world.size, "value"}};
-  const Arrivals arrivals = StartRing(s.rt, std::move(transfers), world.comm, s.first.get());
+  const Arrivals arrivals = RuntimeOf(s.rt).StartRing(std::move(transfers), world.comm, s.first.get());
   Enqueue(s.rt, s.first.get(), [rank = world.rank] { pushed[rank].Say(); });
   return arrivals;
 }
