@@ -12,6 +12,12 @@
 
 namespace cppool::kernels::cuda {
 
+// kCount elements that are read or written in one access (two accesses for eight floats).
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Packed {
+  T at[kCount];
+};
+
 __device__ __forceinline__ float ElementToFloat(float x) { return x; }
 __device__ __forceinline__ float ElementToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float ElementToFloat(__half x) { return __half2float(x); }

@@ -5,6 +5,7 @@
 // Casts have the same bits as on the host: the products are __fmul_rn, so that no compiler flag makes them
 // anything else, and NaN keeps its sign, which a multiplication on a GPU would drop.
 #include "kernels/attention/problem/transposed.h"
+#include "kernels/attention/tensor_ops/cuda/element.cuh"
 #include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 
 #include <algorithm>
@@ -22,12 +23,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRowSlices = 8;  // thread blocks that share a tile of rows
-
-// kCount elements in one access (two accesses for eight floats).
-template <typename T, int kCount>
-struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Packed {
-  T at[kCount];
-};
 
 template <typename T, int kCount, typename Convert>
 __device__ __forceinline__ void LoadAs(const void* from, std::int64_t index, float (&to)[kCount],
@@ -276,10 +271,6 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t line = std::int64_t{head} * dim + first_dim + of_dim;
     *reinterpret_cast<std::uint32_t*>(to + line * all + std::int64_t{blockIdx.x} * kSlotTile + slot) = bytes;
   }
-}
-
-bool Aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
 // Whether `count` elements at a time can be read from (or written to) each of these tensors, whose rows have

@@ -14,17 +14,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// kCount elements that are read or written in one access (two accesses for eight floats).
-template <typename T, int kCount>
-struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vector {
-  T at[kCount];
-};
-
 // Computes delta with eight lanes per vector.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     DeltaKernel(std::int64_t vectors, int dim, const T* out, const T* dout, float* delta) {
-  using Eight = Vector<T, 8>;
+  using Eight = Packed<T, 8>;
   const std::int64_t vector = blockIdx.x * static_cast<std::int64_t>(kThreads / 8) + threadIdx.x / 8;
   if (vector >= vectors) return;
   float sum = 0;
@@ -74,14 +68,14 @@ __global__ void __launch_bounds__(kThreads)
     const int within = head - parts.begin[part];
     if (within < 0 || within >= parts.heads[part]) continue;
     const Index at = (rows * parts.before[part] + row * parts.heads[part] + within) * units + unit;
-    const auto some = reinterpret_cast<const Vector<From, kCount>*>(from)[at];
+    const auto some = reinterpret_cast<const Packed<From, kCount>*>(from)[at];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sum[j] += ElementToFloat(some.at[j]);
   }
-  Vector<To, kCount> rounded;
+  Packed<To, kCount> rounded;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) rounded.at[j] = Rounded<To>(sum[j]);
-  reinterpret_cast<Vector<To, kCount>*>(to)[i] = rounded;
+  reinterpret_cast<Packed<To, kCount>*>(to)[i] = rounded;
 }
 
 constexpr int kMostSummed = 64;
@@ -103,20 +97,16 @@ __global__ void __launch_bounds__(kThreads)
     }
     return;
   }
-  auto sum = reinterpret_cast<const Vector<float, kCount>*>(from.parts[0])[i];
+  auto sum = reinterpret_cast<const Packed<float, kCount>*>(from.parts[0])[i];
   for (int part = 1; part < from.count; ++part) {
-    const auto some = reinterpret_cast<const Vector<float, kCount>*>(from.parts[part])[i];
+    const auto some = reinterpret_cast<const Packed<float, kCount>*>(from.parts[part])[i];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sum.at[j] += some.at[j];
   }
-  Vector<To, kCount> rounded;
+  Packed<To, kCount> rounded;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) rounded.at[j] = Rounded<To>(sum.at[j]);
-  reinterpret_cast<Vector<To, kCount>*>(to)[i] = rounded;
-}
-
-bool Aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+  reinterpret_cast<Packed<To, kCount>*>(to)[i] = rounded;
 }
 
 Parts MakeParts(const std::vector<HeadRange>& ranges, int heads) {

@@ -24,6 +24,10 @@ inline unsigned BlocksFor(std::int64_t threads, int block_threads) {
   return static_cast<unsigned>(blocks);
 }
 
+inline bool Aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
 // fp8.cu. As CudaTensorOps.
 std::unique_ptr<Fp8Ops> MakeFp8Ops(cppool_runtime* runtime);
 void LoadFp8Kernels();
