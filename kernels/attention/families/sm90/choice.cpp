@@ -50,8 +50,15 @@ BackwardKernelEntry BackwardOf(const KernelShape& shape, BiasType bias, Casts ca
   return BackwardKernelOf(shape.dtypes.q, shape.dim_qk, shape.dim_v, bias != BiasType::kNone, casts);
 }
 
+// With head dim 64 the time is that of exponentials and of sums in fp32: products of payloads are 6 to 9 %
+// slower there than those of their values (tests/measure/README.md).
+static bool PayloadsPay(const KernelShape& shape) { return shape.dim_qk > 64; }
+
 bool MultipliesPayloads(const KernelRequest& request) {
-  return request.fp8 && !InBlocks(*request.fp8) && request.fp8->products != Fp8Products::kBf16 &&
+  if (!request.fp8 || InBlocks(*request.fp8)) return false;
+  const Fp8Products products = request.fp8->products;
+  return (products == Fp8Products::kNative ||
+          (products == Fp8Products::kAuto && PayloadsPay(request.shape))) &&
          ForwardOf(request.shape, request.bias, Products::kFp8Native).tile_rows > 0;
 }
 

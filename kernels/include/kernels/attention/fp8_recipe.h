@@ -11,7 +11,7 @@ enum class ScalingMode {
 
 // What multiplies operands that are quantized with one scale for each tensor.
 enum class Fp8Products {
-  kAuto,    // kNative where the kernels have it, else kBf16
+  kAuto,    // kNative where the kernels have it and are faster so, else kBf16
   kNative,  // 8-bit tensor cores, in the passes that have them: today the forward pass
   kBf16,    // 16-bit ones, which hold the values of payloads exactly
 };

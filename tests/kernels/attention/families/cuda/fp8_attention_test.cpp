@@ -225,9 +225,11 @@ double Apart(const std::vector<float>& got, const std::vector<float>& want) {
   return error == 0 ? 0 : std::sqrt(error / size);
 }
 
-// Of lse and the largest logits. Sums of products of payloads have 13 bits of their largest term: on an H100
-// lse was off by up to 8e-5 where it is about 10.
-double LogitLimit(const Fp8Case& c) { return c.native ? 5e-5 : 1e-5; }
+// Of lse and of the largest logits. Sums of products of payloads have 13 bits of their largest term: on an
+// H200 lse was off by less than 5e-5, and the largest logits, which are smaller, by up to 8e-5 with head dims
+// 64 and 128 and 2.8e-4 with 192 and 256.
+double LseLimit(const Fp8Case& c) { return c.native ? 5e-5 : 1e-5; }
+double LogitLimit(const Fp8Case& c) { return c.native ? 4e-4 : 1e-5; }
 
 void ExpectAsOnHost(const Side& cuda, const Side& host, const Fp8Case& c, bool scale_ds = true) {
   CAPTURE(cuda.family().name(), c.dims.qk, c.dims.v, c.blocks, c.parts, c.bias, c.band.low, c.band.high,
@@ -235,7 +237,7 @@ void ExpectAsOnHost(const Side& cuda, const Side& host, const Fp8Case& c, bool s
   const Fp8Attention attention(c);
   const Results got = attention.Run(cuda, scale_ds), want = attention.Run(host, scale_ds);
   CHECK(Apart(got.out, want.out) < 0.035);
-  CHECK(Apart(got.lse, want.lse) < LogitLimit(c));
+  CHECK(Apart(got.lse, want.lse) < LseLimit(c));
   CHECK(Apart(got.dq, want.dq) < 0.015);
   CHECK(Apart(got.dk, want.dk) < 0.015);
   CHECK(Apart(got.dv, want.dv) < 0.015);
@@ -245,14 +247,16 @@ void ExpectAsOnHost(const Side& cuda, const Side& host, const Fp8Case& c, bool s
 }
 
 // The same casts and sums of the same products, in another order, and with fewer bits between promotions.
+// With head dim 256 blocks have 128 keys instead of 80: the running maximum, by which P is cast, is another
+// one.
 void ExpectNativeAsValues(const Side& cuda, Fp8Case c) {
   CAPTURE(cuda.family().name(), c.dims.qk, c.dims.v, c.parts, c.band.low, c.band.high);
   c.native = false;
   const Results want = Fp8Attention(c).Run(cuda, true);
   c.native = true;
   const Results got = Fp8Attention(c).Run(cuda, true);
-  CHECK(Apart(got.out, want.out) < 0.004);
-  CHECK(Apart(got.lse, want.lse) < LogitLimit(c));
+  CHECK(Apart(got.out, want.out) < (c.dims.qk == 256 ? 0.025 : 0.008));
+  CHECK(Apart(got.lse, want.lse) < LseLimit(c));
   CHECK(Apart(got.max_logit, want.max_logit) < LogitLimit(c));
 }
 
@@ -329,7 +333,7 @@ TEST_CASE(
   if (!any) WARN("no GPU here multiplies payloads");
 }
 
-TEST_CASE("fp8 attention on a GPU multiplies payloads where it can, unless it is told otherwise") {
+TEST_CASE("fp8 attention on a GPU multiplies payloads where it can and is faster so, or is told to") {
   if (!HaveDevice()) return;
   for (const AttentionFamily* family : AttentionFamilies("cuda")) {
     CAPTURE(family->name());
@@ -345,7 +349,7 @@ TEST_CASE("fp8 attention on a GPU multiplies payloads where it can, unless it is
           REQUIRE_FALSE(family->Refusal(request));
           return family->capabilities(request).forward_qk;
         };
-        CHECK(form_of(Fp8Products::kAuto) == (can ? Fp8Form::kPayload : Fp8Form::kValues));
+        CHECK(form_of(Fp8Products::kAuto) == (can && dims.qk > 64 ? Fp8Form::kPayload : Fp8Form::kValues));
         CHECK(form_of(Fp8Products::kBf16) == Fp8Form::kValues);
       }
     }
