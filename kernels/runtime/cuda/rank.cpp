@@ -25,11 +25,25 @@ constexpr int kEventsAtStart = 32;
 constexpr auto kSpinFor = 200us;
 constexpr auto kPollEvery = 20us;
 constexpr auto kCheckHealthEvery = 5ms;
+constexpr auto kWaitForMemory = 5s;
+constexpr auto kTryMemoryEvery = 50ms;
+
+// A process that has just ended, such as an agent's of a world before, may hold the device's memory a moment
+// longer.
+cudaError_t MakeContext(int device) {
+  const auto deadline = Clock::now() + kWaitForMemory;
+  while (true) {
+    cudaError_t error = cudaSetDevice(device);
+    if (error == cudaSuccess) error = cudaFree(nullptr);
+    if (error != cudaErrorMemoryAllocation || Clock::now() >= deadline) return error;
+    cudaGetLastError();
+    std::this_thread::sleep_for(kTryMemoryEvery);
+  }
+}
 
 // Called before the members are made: they need the context.
 int OpenDevice(int device) {
-  CheckCuda(cudaSetDevice(device), ("making a context on device " + std::to_string(device)).c_str());
-  CheckCuda(cudaFree(nullptr), ("making a context on device " + std::to_string(device)).c_str());
+  CheckCuda(MakeContext(device), ("making a context on device " + std::to_string(device)).c_str());
   // 1 us: this thread's short sleeps are part of every case's time.
   prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   return device;
