@@ -99,6 +99,7 @@ inline void CheckLocation(const cppool::Json& check, bool zero) {
 inline void CatchesLastTiles(const cppool::kernels::PlantableBug& bug, int world_size, int seqlen, bool bias,
                              bool fewer, const std::vector<std::string>& common) {
   CAPTURE(bug.name, world_size, seqlen);
+  const bool gpu = std::count(common.begin(), common.end(), "cuda") > 0;
   std::string seeds = bias ? "0,1,2,3,4,5" : "0,1,2,3,4";
   if (fewer) seeds += seqlen <= 1024 ? ",19,20" : ",32,34";
   const std::string length = std::to_string(seqlen - seqlen % (2 * world_size));
@@ -128,7 +129,8 @@ inline void CatchesLastTiles(const cppool::kernels::PlantableBug& bug, int world
       if (!check.at("ok") && check.at("tensor") == tensor)
         seen[check.at("against")].insert(check.at("rank").get<int>());
       if (check.at("tensor") != tensor) CHECK(check.at("ok"));
-      if (!check.at("ok")) CheckLocation(check, bug.bug == kernels::Bug::kLastTileZero);
+      // On a GPU the largest error may be the rounding of larger gradients elsewhere.
+      if (!check.at("ok")) CheckLocation(check, bug.bug == kernels::Bug::kLastTileZero && !gpu);
     }
     CHECK(seen["no_cp"].size() == static_cast<std::size_t>(world_size));
     if (tensor != "dbias") CHECK(seen["oracle"].size() == static_cast<std::size_t>(world_size));

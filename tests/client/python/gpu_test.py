@@ -13,6 +13,9 @@ LIBRARIES = ("libcudart", "libnccl", "libcppool_cuda")
 
 
 def gpus():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return sum(device not in ("", "-1") for device in visible.split(","))
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=False).stdout
     except OSError:

@@ -14,6 +14,9 @@ CASES = str(pathlib.Path(__file__).with_name("torch_gpu_cases.py"))
 
 
 def gpus():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return sum(device not in ("", "-1") for device in visible.split(","))
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=False).stdout
     except OSError:
