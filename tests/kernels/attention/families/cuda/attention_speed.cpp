@@ -15,6 +15,8 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <random>
 #include <span>
 
 #include "kernels/attention/families/table/family.h"
@@ -241,12 +243,16 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed, 
   }
   AttentionKernel& kernel = device.kernel();
   kernel.Load(request);
-  std::mt19937 random(1);
   const auto count = [&](int heads, int dim) { return static_cast<std::size_t>(layout.rows * heads * dim); };
-  Inputs in{Random(random, count(speed.heads, speed.dim_qk), dtype),
-            Random(random, count(speed.kv_heads, speed.dim_qk), dtype),
-            Random(random, count(speed.kv_heads, speed.dim_v), dtype),
-            Random(random, count(speed.heads, speed.dim_v), dtype)};
+  const auto make = [dtype](unsigned seed, std::size_t size) {  // on a thread: the GPU waits for it
+    return std::async(std::launch::async, [=] {
+      std::mt19937 random(seed);
+      return Random(random, size, dtype);
+    });
+  };
+  auto of_q = make(1, count(speed.heads, speed.dim_qk)), of_k = make(2, count(speed.kv_heads, speed.dim_qk));
+  auto of_v = make(3, count(speed.kv_heads, speed.dim_v)), of_dout = make(4, count(speed.heads, speed.dim_v));
+  Inputs in{of_q.get(), of_k.get(), of_v.get(), of_dout.get()};
   if (speed.fp8) {
     for (auto* tensor : {&in.q, &in.k, &in.v}) *tensor = OnGrid(std::move(*tensor), &RoundToE4M3);
     in.dout = OnGrid(std::move(in.dout), &RoundToE5M2);
@@ -268,7 +274,7 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed, 
                dq = Poisoned(device, in.q.size(), dtype);
   const Buffer dk = Poisoned(device, in.k.size(), dtype), dv = Poisoned(device, in.v.size(), dtype);
   const BiasDims bias_dims(problem);
-  if (speed.bias == BiasType::kPostScale) in.bias = Random(random, bias_dims.count(), dtype);
+  if (speed.bias == BiasType::kPostScale) in.bias = make(5, bias_dims.count()).get();
   if (speed.bias == BiasType::kAlibi) in.alibi_slopes = AlibiSlopes(speed.heads);
   const Buffer bias = in.bias.empty() ? Buffer() : ToDevice(device, in.bias, dtype);
   const Buffer slopes = in.alibi_slopes.empty() ? Buffer() : ToDevice(device, in.alibi_slopes, Dtype::kFp32);
