@@ -138,6 +138,16 @@ TEST_CASE("the rank that other ranks wait for is named, whatever it does itself"
 
   const RankReport waits_too = Running({In("main", "meet", 1, "waiting for recv from rank 0", {0})});
   CHECK_FALSE(report({waits, waits_too}).failure->rank);  // they wait for each other: no rank is the cause
+
+  // As with NCCL: calls of a stage, and nobody knows who waits for whom.
+  const RankReport calls = Running({In("main", "step 4 of 4", 1, "with send to rank 1, recv from rank 3")});
+  const RankReport works = Running({In("main", "step 1 of 4", 1)});
+  const auto alone = report({calls, calls, works, calls});
+  CHECK(alone.failure->rank == 2);
+  CHECK(alone.failure->stage == "step 1 of 4");
+  CHECK_FALSE(report({calls, works, works, calls}).failure->rank);
+  CHECK_FALSE(report({calls, calls}).failure->rank);
+  CHECK_FALSE(report({calls, works, In(RankPhase::kUnknown)}).failure->rank);  // it may be that one
 }
 
 TEST_CASE("ranks whose reading blocks or throws do not prevent the answer") {
