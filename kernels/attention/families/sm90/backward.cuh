@@ -1,7 +1,7 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq:
 // five products for each pair of a tile and a block of queries (backward_consumer.cuh,
 // backward_wide_consumer.cuh, backward_halves_consumer.cuh, backward_dims_consumer.cuh,
-// backward_pair_consumer.cuh).
+// backward_pair_consumer.cuh, backward_blocks_consumer.cuh).
 //
 // Tiling (backward_config.h): a thread block per multiprocessor stays and takes tile after tile; one warp
 // copies (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq

@@ -64,7 +64,7 @@ struct KeySplitTiling : BackwardBuffers<kDimQk, kDimV, 128, kRows, 1, kStages, k
                                         kRows == 128 ? kDimQk : kDimQk / 2, 2, kBiasStages> {
   static constexpr bool kSplitsDims = false, kTakesHalves = false;
   static_assert(kRows == 64 || kRows == 128);
-  // An operand in shared memory begins at a multiple of 64 dims.
+  // The second half of the dims, which one warpgroup makes of dq, begins with a box of 64.
   static_assert(kRows == 128 || kDimQk % 128 == 0);
 };
 
