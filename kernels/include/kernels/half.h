@@ -64,7 +64,4 @@ inline float RoundToOdd(double value) {
   return __builtin_bit_cast(float, bits);
 }
 
-inline std::uint16_t DoubleToBF16(double value) { return FloatToBF16(RoundToOdd(value)); }
-inline std::uint16_t DoubleToFP16(double value) { return FloatToFP16(RoundToOdd(value)); }
-
 }  // namespace cppool::kernels

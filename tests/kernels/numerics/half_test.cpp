@@ -123,28 +123,28 @@ TEST_CASE("Random floats and doubles are rounded by the definition of the format
     // Exponents in and around the ranges of the formats.
     const double wide =
         std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 300) - 53 - 160);
-    if (DoubleToFP16(wide) != kFp16.Round(wide)) ++wrong;
-    if (DoubleToBF16(wide) != kBf16.Round(wide)) ++wrong;
+    if (FP16::FromDouble(wide) != kFp16.Round(wide)) ++wrong;
+    if (BF16::FromDouble(wide) != kBf16.Round(wide)) ++wrong;
   }
   CHECK(wrong == 0);
 }
 
 TEST_CASE("Infinities, NaN, overflow and underflow are converted") {
   const double infinity = std::numeric_limits<double>::infinity();
-  CHECK(DoubleToFP16(infinity) == 0x7c00);
-  CHECK(DoubleToFP16(-infinity) == 0xfc00);
-  CHECK(DoubleToBF16(infinity) == 0x7f80);
-  CHECK(DoubleToBF16(-infinity) == 0xff80);
-  CHECK(DoubleToFP16(65519.99) == 0x7bff);
-  CHECK(DoubleToFP16(65520) == 0x7c00);
-  CHECK(DoubleToBF16(1e300) == 0x7f80);
-  CHECK(DoubleToBF16(-1e300) == 0xff80);
-  CHECK(DoubleToFP16(1e-300) == 0);
-  CHECK(DoubleToFP16(-1e-300) == 0x8000);
+  CHECK(FP16::FromDouble(infinity) == 0x7c00);
+  CHECK(FP16::FromDouble(-infinity) == 0xfc00);
+  CHECK(BF16::FromDouble(infinity) == 0x7f80);
+  CHECK(BF16::FromDouble(-infinity) == 0xff80);
+  CHECK(FP16::FromDouble(65519.99) == 0x7bff);
+  CHECK(FP16::FromDouble(65520) == 0x7c00);
+  CHECK(BF16::FromDouble(1e300) == 0x7f80);
+  CHECK(BF16::FromDouble(-1e300) == 0xff80);
+  CHECK(FP16::FromDouble(1e-300) == 0);
+  CHECK(FP16::FromDouble(-1e-300) == 0x8000);
   for (const double nan :
        {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::quiet_NaN()}) {
-    CHECK(std::isnan(FP16ToFloat(DoubleToFP16(nan))));
-    CHECK(std::isnan(BF16ToFloat(DoubleToBF16(nan))));
+    CHECK(std::isnan(FP16ToFloat(FP16::FromDouble(nan))));
+    CHECK(std::isnan(BF16ToFloat(BF16::FromDouble(nan))));
   }
   // A NaN whose payload is only in the removed bits must not become infinity.
   CHECK(std::isnan(FP16ToFloat(FloatToFP16(std::bit_cast<float>(0x7f800001u)))));

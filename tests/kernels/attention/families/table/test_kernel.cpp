@@ -13,6 +13,7 @@
 
 #include "kernels/half.h"
 #include "kernels/numerics/fp8.h"
+#include "kernels/numerics/half.h"
 
 namespace cppool::test {
 namespace {
@@ -58,7 +59,7 @@ class View {
                                (Is(Fault::kNoOutScale) ? 1 : *static_cast<const float*>(t_.scale->data)));
     } else {
       static_cast<std::uint16_t*>(t_.data)[at] =
-          t_.code == CPPOOL_DL_BFLOAT ? kernels::DoubleToBF16(value) : kernels::DoubleToFP16(value);
+          t_.code == CPPOOL_DL_BFLOAT ? kernels::BF16::FromDouble(value) : kernels::FP16::FromDouble(value);
     }
   }
   const cppool_tensor& tensor() const { return t_; }
