@@ -9,7 +9,6 @@
 #include "kernels/attention/tensor_ops/cuda/tensor_ops.h"
 #include "kernels/build_id.h"
 #include "kernels/runtime/cuda/backend.h"
-#include "kernels/runtime/cuda/rank.h"
 
 namespace cppool::kernels::cuda {
 namespace {

@@ -19,7 +19,6 @@
 #include "kernels/backend.h"
 #include "kernels/error.h"
 #include "kernels/group_shape.h"
-#include "kernels/ring_transfers.h"
 #include "kernels/runtime/common/collective_call.h"
 #include "kernels/runtime/common/group_meeting.h"
 #include "kernels/runtime/common/wake_up.h"
@@ -40,12 +39,6 @@ struct WaitingCall {
   cudaStream_t stream = nullptr;
   std::string doing;        // "waiting for recv of 32 bytes from rank 1"
   std::vector<int> awaits;  // the ranks of the world that have not made their call
-};
-
-// What is done on the sender's thread before and after a piece of ring transfers is enqueued.
-struct RingHooks {
-  std::function<void(const RingPiece&)> before;
-  std::function<void()> after;
 };
 
 class PeerWorld;

@@ -31,13 +31,14 @@ cppool_comm CudaRank::GroupOf(GroupShape shape, int* rank, int* size) {
 }
 
 Group CudaRank::CopyGroup(GroupShape shape) {
-  if (!world_->copies()) return {nullptr, 0, 0};
+  if (!world_->copies()) return {};
   const CommGroup group = world_->copies()->CopyGroup(rank_, shape);
   return {group.comm, group.rank, group.size};
 }
 
 std::optional<std::string> CudaRank::WhyNoRing() const {
-  return world_->copies() ? world_->copies()->WhyNoRing() : "not all GPUs reach each other";
+  return world_->copies() ? world_->copies()->WhyNoRing()
+                          : "not all GPUs reach each other, or several processes have them";
 }
 
 // A case may pass a communicator of its own: it is noted as if it were the world's.

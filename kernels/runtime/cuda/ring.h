@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,12 @@
 #include "kernels/runtime/cuda/peer_comm.h"
 
 namespace cppool::kernels::cuda {
+
+// What is done on the sender's thread before and after a piece of ring transfers is enqueued.
+struct RingHooks {
+  std::function<void(const RingPiece&)> before;
+  std::function<void()> after;
+};
 
 // One rank's flags, on its device, and the words that its kernels share with the host. The flags' passes
 // count on as long as it lives.
