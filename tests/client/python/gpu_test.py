@@ -8,21 +8,9 @@ import threading
 import pytest
 
 import cppool
+from support import gpus
 
 LIBRARIES = ("libcudart", "libnccl", "libcppool_cuda")
-
-
-def gpus():
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return sum(device not in ("", "-1") for device in visible.split(","))
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=False).stdout
-    except OSError:
-        listed = ""
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
-
-
 pytestmark = pytest.mark.skipif(gpus() == 0, reason="there is no GPU")
 
 

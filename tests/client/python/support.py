@@ -16,6 +16,18 @@ NAIVE = ROOT / "kernels/examples/naive.c"  # a kernel of cppool/attention.h
 SHORT = {"daemon": FAKE, "start_limit": 60.0, "grace": 0.2, "kill_grace": 0.3}
 
 
+def gpus():
+    """How many GPUs CUDA shows a process of the caller."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return sum(device not in ("", "-1") for device in visible.split(","))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    except OSError:
+        listed = ""
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
 def fake_pool(world_size=2, **options):
     return cppool.Pool(world_size, **{**SHORT, **options})
 

@@ -10,20 +10,9 @@ import time
 import cppool
 import pytest
 
+from support import gpus
+
 CASES = str(pathlib.Path(__file__).with_name("torch_gpu_cases.py"))
-
-
-def gpus():
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return sum(device not in ("", "-1") for device in visible.split(","))
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=False).stdout
-    except OSError:
-        listed = ""
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
-
-
 GPUS = gpus()
 pytestmark = pytest.mark.skipif(GPUS == 0 or importlib.util.find_spec("torch") is None, reason="there is no GPU, or no torch")
 
