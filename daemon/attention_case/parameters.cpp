@@ -71,7 +71,7 @@ extern const cppool_parameter kParameters[] = {
             "current; null: false where it can be"),
     Word("fp8_products", "\"auto\"", R"(["auto", "native", "bf16"])",
          "fp8: 8-bit or 16-bit tensor cores multiply payloads with one scale for each tensor; auto: 8-bit "
-         "ones where the kernels have them"),
+         "ones where the kernels have them and are faster so"),
     Word("qkv_format", "\"bshd\"", R"(["bshd", "sbhd", "thd"])",
          "order of batch, sequence, head and dimension; thd: packed sequences"),
     Word("cp_comm_type", "\"p2p\"", R"(["p2p", "all_gather", "a2a", "a2a+p2p"])", "the schedule"),
