@@ -55,8 +55,8 @@ struct BackwardKernelEntry {
   void (*launch)(const BackwardCall&, cudaStream_t) = nullptr;
 };
 
-// What a kernel casts, with one scale each: nothing, P and dS are rounded to the dtype; P and dS; P alone, of
-// dS it finds the largest magnitude. With casts the dtype is bf16.
+// What a kernel casts: nothing, P and dS are rounded to the dtype; P and dS with one scale each; P with one
+// scale, of dS it finds the largest magnitude; P and dS in blocks (mxfp8). With casts the dtype is bf16.
 enum class Casts { kNone, kPAndDs, kP, kBlocks };
 
 // For head dims and a dtype. `bias`: the kernel adds one, of the logits' dtype.

@@ -14,9 +14,9 @@ namespace cppool::kernels::cuda::sm90 {
 template <typename T, typename Config>
 class BackwardBlocksConsumer : BackwardDimsStep<T, Config> {
   using Step = BackwardDimsStep<T, Config>;
-  using Step::kDimQk, Step::kDimV, Step::kRows, Step::kTileKeys, Step::kColumns, Step::kDkDims, Step::kDvDims;
   using Step::kP, Step::kDs, Step::kDsByKeys;
-  using Step::shared_, Step::group_, Step::warp_row_, Step::tiles_, Step::rings_, Step::tile;
+  using Step::kRows, Step::kTileKeys, Step::kColumns, Step::kDkDims, Step::kDvDims;
+  using Step::shared_, Step::group_, Step::warp_row_, Step::rings_;
   using Parts = DqParts<Config>;
   static constexpr int kDqDims = Config::kDqDims;
   static_assert(kColumns == 32);

@@ -128,8 +128,8 @@ struct BiasedBackwardTiling<192, 128> : DimSplitTiling<192, 128, 2, 2, 1> {};
 template <>
 struct BiasedBackwardTiling<256, 256> : DimSplitTiling<256, 256, 1, 1, 1> {};
 
-// For casts in blocks (backward_blocks_consumer.cuh), which divides the dims in halves of at least 32: 64 of
-// 64 and more. dq, dk and dv have operands of their own: of keys a buffer, of queries and output gradients a
+// For casts in blocks (backward_blocks_consumer.cuh), which divides the dims in boxes of 64, or of 32 with
+// head dim 64. dq, dk and dv have operands of their own: of keys a buffer, of queries and output gradients a
 // second filling of a ring's buffers in each step.
 template <int kDimQkValue, int kDimVValue, int kStagesValue, int kBiasStagesValue = 0>
 struct BlocksTiling : BackwardBuffers<kDimQkValue, kDimVValue, 64, 64, 1, kStagesValue, kStagesValue,

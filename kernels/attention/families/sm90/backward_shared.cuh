@@ -31,8 +31,8 @@ struct StepInfo {
   int order;  // how many tiles add to dq before this one
 };
 
-// How two warpgroups divide the dims of dk and dq, in boxes of kDqDims: each makes kMade boxes, the second one
-// those from kApart on. Of dq a consumer hands over those that it owns.
+// How two warpgroups divide the dims of dk and dq, in boxes of kDqDims: each makes kMade boxes, the second
+// one those from kApart on. Of dq a consumer hands over those that it owns.
 template <typename Config>
 struct DqParts {
   static constexpr int kBoxes = Config::kDimQk / Config::kDqDims, kMade = (kBoxes + 1) / 2;

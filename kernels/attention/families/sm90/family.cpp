@@ -440,10 +440,9 @@ class Family : public AttentionFamily {
     }
     if (HasBackward(request)) {
       const BackwardKernelEntry entry = BackwardOf(request);
-      bytes += kScheduleBytes + TurnBytes(request, CountBlocks(ForTiles(request, query), entry.block_rows)) +
-               BackwardListBytes(ForTiles(request, query), ForTiles(request, key), entry.tile_keys,
-                                 entry.block_rows) +
-               4 * Plan::kAlignment;
+      const Layout queries = ForTiles(request, query), keys = ForTiles(request, key);
+      bytes += kScheduleBytes + TurnBytes(request, CountBlocks(queries, entry.block_rows)) +
+               BackwardListBytes(queries, keys, entry.tile_keys, entry.block_rows) + 4 * Plan::kAlignment;
     }
     if (HasBiasGradient(request)) {
       const int tile_rows = BiasGradientOf(request.shape, false).tile_rows;

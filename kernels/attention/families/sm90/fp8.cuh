@@ -150,8 +150,8 @@ __device__ __forceinline__ std::uint32_t PackInBlocks(float low, float high, flo
   const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&fp16));
   return Pack<__nv_bfloat16>(two.x * down.x, two.y * down.y);
 }
-// The power of two of a block whose largest magnitude has these bits, and its inverse: as fp8.h's E8M0Of, but
-// from 2^-126 on.
+// The inverse of the power of two of a block whose largest magnitude has these bits, and that power (`up` and
+// `down` of PackInBlocks): as fp8.h's E8M0Of, but from 2^-126 on.
 __device__ __forceinline__ float2 UpAndDown(unsigned most) {
   unsigned exponent = (most >> 23) + ((most & 0x7fffffu) > 0x600000u ? 1 : 0);
   exponent = exponent > 9 ? exponent - 8 : 1;

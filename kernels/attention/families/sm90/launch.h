@@ -1,4 +1,4 @@
-// Loads and launches a kernel.
+// Loads kernels, and launches one in clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/runtime/cuda/check.h"
+#include "kernels/runtime/cuda/launch.h"
 
 namespace cppool::kernels::cuda::sm90 {
 
@@ -19,19 +20,7 @@ void LoadKernel(void (*kernel)(Parameters...), int shared_bytes) {
             "cudaFuncSetAttribute");
 }
 
-// Launches the kernel. `what` names it in the error's text.
-template <typename... Parameters>
-void LaunchKernel(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
-                  cudaStream_t stream, const char* what,
-                  const std::type_identity_t<Parameters>&... parameters) {
-  void* arguments[] = {const_cast<std::remove_const_t<Parameters>*>(&parameters)...};
-  CheckCuda(
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(threads)),
-                       arguments, static_cast<std::size_t>(shared_bytes), stream),
-      what);
-}
-
-// Does the same in clusters of `cluster` thread blocks.
+// As LaunchKernel, in clusters of `cluster` thread blocks.
 template <typename... Parameters>
 void LaunchClusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, int threads, int shared_bytes,
                     cudaStream_t stream, const char* what,

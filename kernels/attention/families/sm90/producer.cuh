@@ -1,10 +1,10 @@
 // The producer of the forward kernel: one thread that takes tiles from the work list and starts the copies of
 // their queries, keys and values, as buffers become free.
 //
-// Items are tiles times heads in the order of head_order.h; the work list has the most work first, and thread
-// blocks take the next item from a counter.
-// Blocks of keys go from the last to the first: under a causal mask the first one then holds the keys nearest
-// to the queries. Ranges in blocks that arrive come after those that are there (OrderByBlock).
+// Items are tiles times heads in the order of head_order.h, but in fp8 all heads of a tile; the work list has
+// the most work first, and thread blocks take the next item from a counter. Blocks of keys go from the last
+// to the first: under a causal mask the first one then holds the keys nearest to the queries. Ranges in
+// blocks that arrive come after those that are there (OrderByBlock).
 #pragma once
 
 #include "kernels/attention/families/sm90/shared.cuh"

@@ -34,9 +34,9 @@ void SetDtype(const TensorForm& form, cppool_tensor& to) {
   throw RuntimeError(CPPOOL_INTERNAL, "no such dtype");
 }
 
-// Where the tensors of CallTensor are in the C struct. Scales are `of` a tensor, and not in it.
-enum class WrittenBy { kNobody, kForward, kBackward };
+enum class WrittenBy { kNobody, kForward, kBackward };  // which pass writes a tensor
 using C = cppool_attention_tensors;
+// Where a tensor of CallTensor is in the C struct. Scales are `of` a tensor, and not in it.
 struct Member {
   const char* name;
   const cppool_tensor* C::*in;
