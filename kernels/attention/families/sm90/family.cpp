@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -204,6 +205,7 @@ class Sm90Kernel : public AttentionKernel {
       : rt_(rt), general_family_(general), general_(general.Open(rt)) {
     CheckCuda(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, rt->device),
               "cudaDeviceGetAttribute");
+    if (const char* const margin = std::getenv("CPPOOL_SM_MARGIN")) margin_ = std::max(std::atoi(margin), 0);
   }
 
   void Load(const KernelRequest& request) override {
@@ -386,7 +388,7 @@ class Sm90Kernel : public AttentionKernel {
                              bias.query_stride);
   }
   int MultiprocessorsOf(bool beside_transfers) const {
-    return beside_transfers ? std::max(multiprocessors_ - kTransferMultiprocessors, 2) : multiprocessors_;
+    return beside_transfers ? std::max(multiprocessors_ - margin_, 2) : multiprocessors_;
   }
   static const BlockPlan* General(const sm90::Plan& plan) {
     if (!plan.general()) Misused("a plan that is for less than this call");
@@ -397,6 +399,7 @@ class Sm90Kernel : public AttentionKernel {
   const AttentionFamily& general_family_;
   std::unique_ptr<AttentionKernel> general_;
   int multiprocessors_ = 0;
+  int margin_ = kTransferMultiprocessors;
 };
 
 class Family : public AttentionFamily {
