@@ -254,7 +254,7 @@ class Consumer {
     } else {
       Normalise<kDimV>(p_, rows, state, out);
     }
-    if (p_.max_logit) RaiseMaxLogit(p_, rows, Config::kNative ? state.most : state.largest, Scale());
+    if (p_.max_logit) RaiseMaxLogit(p_, rows, kMostIsLargest<Config> ? state.most : state.largest, Scale());
     if (Config::kStageOutput && p_.last) {
       // All warps have done with the queries.
       ptx::SyncNamed(kGroupBarrier + group_, kWarpgroup);

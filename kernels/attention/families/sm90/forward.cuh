@@ -32,7 +32,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const Shared<Config> shared(bytes);
   if (threadIdx.x == 0) {
     shared.InitBarriers();
-    if constexpr (Config::kFp8) shared.control->units = ForwardUnitsOf<Config>::Of(p);
+    if constexpr (Config::kFp8) {
+      shared.control->units = ForwardUnitsOf<Config>::Of(p);
+      shared.control->units.lift -= kSlack<Config>;
+    }
     if (p.work.busy_tiles > 0) {
       ptx::PrefetchMap(&p.q);
       ptx::PrefetchMap(&p.k);

@@ -15,7 +15,12 @@ namespace cppool::kernels::cuda::sm90 {
 
 // In fp8 it is 0: P is at most 1 then, and its cast has all of E4M3 for it.
 template <typename Config>
-inline constexpr float kSlack = Config::kFp8 ? 0 : 8;
+inline constexpr float kSlack =
+    Config::kNative && Config::kDimQk == 64 ? 2 : Config::kFp8 ? 0 : 8;
+
+// Whether SoftmaxState::most is the maximum.
+template <typename Config>
+inline constexpr bool kMostIsLargest = Config::kNative && kSlack<Config> == 0;
 
 // Registers of kLogits exponentials as an operand.
 template <typename T, int kLogits>
@@ -72,7 +77,7 @@ __device__ __forceinline__ Rescale FollowMost(const float (&logits)[kCount], Sof
       b = fmaxf(b, fmaxf(logits[n + 4 + half * 2], logits[n + 4 + half * 2 + 1]));
     }
     most[half] = fmaxf(a, b);
-    if constexpr (!Config::kNative) state.largest[half] = fmaxf(state.largest[half], most[half]);
+    if constexpr (!kMostIsLargest<Config>) state.largest[half] = fmaxf(state.largest[half], most[half]);
   }
   Rescale rescale{false, {1, 1}};
   // -inf - -inf is NaN and compares false: a row that has seen nothing yet and sees nothing now does not
