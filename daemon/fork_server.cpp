@@ -548,7 +548,8 @@ void ForkServer::Gone() {
          Clock::now() < limit)
     poll(nullptr, 0, kRetryMs);
   if (child_ > 0 && ended == child_) {
-    how = base::DescribeStatus(status);
+    // The parent of shared ones ends in order after the last of them: that is not how this one ended.
+    if (!options_.shared || !ready || status != 0) how = base::DescribeStatus(status);
     child_ = 0;
   }
   const std::lock_guard lock(mutex_);
