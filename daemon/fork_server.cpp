@@ -30,6 +30,7 @@
 #include "daemon/process.h"
 #include "daemon/process_frames.h"
 #include "daemon/start_error.h"
+#include "daemon/timeout_report.h"
 #include "protocol/parameters.h"
 
 namespace cppool::daemon {
@@ -126,13 +127,13 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
 // faulthandler of a rank writes the stacks of all threads. It interrupts system calls.
 const int kStacksSignal = SIGRTMAX - 3;
 
-// "it is stopped"; empty: nothing worth saying.
+// kStopped; empty: nothing worth saying.
 std::string StateOf(pid_t pid) {
   std::string text;
   std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
   const std::size_t after = text.rfind(") ");
   const char state = after == std::string::npos ? '?' : text[after + 2];
-  if (state == 'T' || state == 't') return "it is stopped";
+  if (state == 'T' || state == 't') return kStopped;
   return state == 'D' ? "it is in a wait of the kernel that nothing interrupts" : "";
 }
 

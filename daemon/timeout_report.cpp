@@ -118,6 +118,10 @@ std::optional<int> Culprit(const std::vector<RankReport>& ranks) {
   });
   if (awaited.size() == 1) return *awaited.begin();
   if (unfinished.size() == 1) return unfinished.front();
+  const auto is_stopped = [](const RankReport& rank) {
+    return std::ranges::any_of(rank.streams, [](const auto& stream) { return stream.doing == kStopped; });
+  };
+  if (std::ranges::count_if(ranks, is_stopped) == 1) return std::ranges::find_if(ranks, is_stopped)->rank;
   // NCCL does not tell who waits for whom. The only rank that is in no call keeps the others waiting.
   std::erase_if(unfinished, [&](int rank) { return !WorksAlone(ranks[static_cast<std::size_t>(rank)]); });
   const bool others_call = std::ranges::all_of(

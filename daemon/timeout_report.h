@@ -15,6 +15,8 @@ namespace cppool::daemon {
 
 // The text for a rank that was not read in time.
 inline constexpr char kNoPlace[] = "the runtime does not say where";
+// What a rank's process does that has got SIGSTOP.
+inline constexpr char kStopped[] = "it is stopped";
 
 // One line on where a rank is: "forward/p2p step 2 of 4, waiting for recv from rank 0, 4.98 s". A stream that
 // waits for another stream of the rank is described together with it.

@@ -139,6 +139,10 @@ TEST_CASE("the rank that other ranks wait for is named, whatever it does itself"
   const RankReport waits_too = Running({In("main", "meet", 1, "waiting for recv from rank 0", {0})});
   CHECK_FALSE(report({waits, waits_too}).failure->rank);  // they wait for each other: no rank is the cause
 
+  // It was not heard in time what the first one waits for.
+  const RankReport silent = Running({In("main", "", 1, "it does not answer")});
+  CHECK(report({silent, Running({In("main", "fault", 1, daemon::kStopped)})}).failure->rank == 1);
+
   // As with NCCL: calls of a stage, and nobody knows who waits for whom.
   const RankReport calls = Running({In("main", "step 4 of 4", 1, "with send to rank 1, recv from rank 3")});
   const RankReport works = Running({In("main", "step 1 of 4", 1)});
