@@ -66,14 +66,8 @@ std::set<int> Awaited(const RankReport& rank) {
   return awaited;
 }
 
-// Whether it is in a call that other ranks take part in; and whether it runs, and is in none.
-bool IsInCall(const RankReport& rank) {
-  return !Awaited(rank).empty() || std::ranges::any_of(rank.streams, [](const StreamProgress& stream) {
-    return !stream.idle && !stream.doing.empty();
-  });
-}
-bool WorksAlone(const RankReport& rank) {
-  return rank.phase == RankPhase::kRunning && !rank.streams.empty() && !IsInCall(rank);
+bool IsStopped(const RankReport& rank) {
+  return std::ranges::any_of(rank.streams, [](const auto& stream) { return stream.doing == kStopped; });
 }
 
 // The innermost frames of the first stream's thread, for which the rank's own thread waits, or else of the
@@ -118,15 +112,8 @@ std::optional<int> Culprit(const std::vector<RankReport>& ranks) {
   });
   if (awaited.size() == 1) return *awaited.begin();
   if (unfinished.size() == 1) return unfinished.front();
-  const auto is_stopped = [](const RankReport& rank) {
-    return std::ranges::any_of(rank.streams, [](const auto& stream) { return stream.doing == kStopped; });
-  };
-  if (std::ranges::count_if(ranks, is_stopped) == 1) return std::ranges::find_if(ranks, is_stopped)->rank;
-  // NCCL does not tell who waits for whom. The only rank that is in no call keeps the others waiting.
-  std::erase_if(unfinished, [&](int rank) { return !WorksAlone(ranks[static_cast<std::size_t>(rank)]); });
-  const bool others_call = std::ranges::all_of(
-      ranks, [&](const RankReport& rank) { return Finished(rank) || IsInCall(rank) || WorksAlone(rank); });
-  if (others_call && unfinished.size() == 1) return unfinished.front();
+  std::erase_if(unfinished, [&](int rank) { return !IsStopped(ranks[static_cast<std::size_t>(rank)]); });
+  if (unfinished.size() == 1) return unfinished.front();  // what the others wait for was not heard in time
   return std::nullopt;
 }
 
