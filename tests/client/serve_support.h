@@ -6,7 +6,6 @@
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cppool/pool.h>
@@ -65,13 +65,7 @@ class Serve {
     posix_spawn_file_actions_destroy(&actions);
   }
   // Its exit code, or minus the signal that ended it.
-  int Wait() {
-    int status = 0;
-    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-    }
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
+  int Wait() { return AwaitForked(std::exchange(pid_, -1)); }
   void Stop() {
     if (pid_ <= 0) return;
     Kill(SIGTERM);

@@ -1,5 +1,4 @@
 // Clients of a server that want the same daemon: turns, limits, memory, and the end of idle ones.
-#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -114,26 +113,22 @@ TEST_CASE("a client that keeps its turn goes first, until it tells otherwise, ha
   const Json run = {{"op", "run"}, {"id", 2}, {"params", Small()}};
   CHECK(same.Ask(run).at("ok") == true);  // the same process
   // Another process waits for as long as the keeper has requests.
-  std::atomic<bool> ran{false};
   const auto end = GENERATE(0, 1, 2);
   INFO(end);
-  int code = -1;
-  std::thread waiting([&] {
-    code = InChild([&] {
-      RawClient other(server);
-      other.Ask(RawClient::Attach());
-      return other.Ask(run).at("ok") == true ? 0 : 1;
-    });
-    ran = true;
+  const pid_t waiting = Fork([&] {
+    keeper.Close();  // the server sees this connection's end when no process has it any more
+    RawClient other(server);
+    other.Ask(RawClient::Attach());
+    return other.Ask(run).at("ok") == true ? 0 : 1;
   });
   for (int i = 0; i < 10; ++i) {
     CHECK(keeper.Ask(run).at("ok") == true);
     std::this_thread::sleep_for(50ms);
   }
-  CHECK_FALSE(ran);
+  CHECK(Alive(waiting));
   if (end == 0) CHECK(keeper.Ask({{"op", "turn"}, {"keep", false}}) == Json{{"ok", true}});
   if (end == 1) keeper.Close();
-  waiting.join();  // else after two seconds
+  const int code = AwaitForked(waiting);  // else after two seconds
   CHECK(code == 0);
   if (end != 1) CHECK(keeper.Ask(run).at("ok") == true);
   if (end != 1) CHECK(Has(keeper.Ask({{"op", "turn"}, {"keep", 1}}).at("error"), "\"keep\", true or false"));

@@ -104,24 +104,30 @@ inline void LeavesNothing(const std::function<void()>& body) {
   CHECK(NoChildren());
 }
 
-// Runs `body` in a forked child and returns its exit code, or minus the signal that ended it.
-inline int InChild(const std::function<int()>& body) {
-  pid_t pid = fork();
-  if (pid == 0) {
-    alarm(50);
-    int code = 99;
-    try {
-      code = body();
-    } catch (const std::exception& error) {
-      std::string text = std::string(error.what()) + "\n";
-      if (write(2, text.data(), text.size()) < 0) code = 98;
-    }
-    _exit(code);
+// Runs `body` in a forked child while the test goes on, until AwaitForked. The allocators of the sanitizers
+// do not support a fork while other threads allocate.
+inline pid_t Fork(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  alarm(50);
+  int code = 99;
+  try {
+    code = body();
+  } catch (const std::exception& error) {
+    std::string text = std::string(error.what()) + "\n";
+    if (write(2, text.data(), text.size()) < 0) code = 98;
   }
+  _exit(code);
+}
+
+// Its exit code, or minus the signal that ended it.
+inline int AwaitForked(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
+
+inline int InChild(const std::function<int()>& body) { return AwaitForked(Fork(body)); }
 
 }  // namespace cppool::test
