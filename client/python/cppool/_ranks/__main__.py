@@ -18,7 +18,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 # Started by its path, so that ranks run in Pythons that do not have cppool, and under a name that no module of the user has.
 _spec = importlib.util.spec_from_file_location("_cppool_ranks", os.path.join(FOLDER, "__init__.py"), submodule_search_locations=[FOLDER])
 sys.modules["_cppool_ranks"] = importlib.util.module_from_spec(_spec)
-from _cppool_ranks import code, rank  # noqa: E402
+from _cppool_ranks import code, group, rank, state  # noqa: E402
 from _cppool_ranks.frames import BrokenFrame, Channel  # noqa: E402
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -247,7 +247,7 @@ class Server(Parent):
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             os.setsid()
             self.unwatch()
-            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
                 file.write("500")  # rather than the daemon or the shell
             self.channel.socket.close()
             rank.Rank(frame, descriptors, self.deferred, self.user_threads).main()
@@ -368,6 +368,10 @@ def main(arguments):
             defer = ",".join([*options["--defer"], f"{module}={why.replace(',', ';')}"])
             os.dup2(connection.fileno(), 0)
             os.execve(sys.executable, [sys.executable, FOLDER, "--preload", ",".join(options["--preload"]), "--defer", defer], environment)
+    state.seed(0)  # here, so that no rank need import what these do at their first use, or look at all modules
+    state.Snapshot()
+    group.users()
+    code.modules()
     files = files_of_modules()
     gc.collect()
     gc.freeze()  # ranks then share this memory, and do not search it

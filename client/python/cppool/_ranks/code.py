@@ -40,6 +40,34 @@ def signature(path):
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
+def mark():
+    """Differs after an import: `sys.modules` keeps the order of insertion."""
+    return len(sys.modules), next(reversed(sys.modules))
+
+
+def until_next_import(look):
+    """For a function that looks at all modules, which copies a rank's share of the fork server's memory: it need not where the server has looked."""
+    known = [None, None]
+
+    def looked():
+        if known[0] != mark():
+            known[:] = mark(), look()
+        return known[1]
+    return looked
+
+
+def files_of(names):
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    return [file for file in files if isinstance(file, str)]
+
+
+@until_next_import
+def modules():
+    """The names of all, and the files of those that are not of an installation."""
+    names = set(sys.modules)
+    return names, [file for file in files_of(names) if not file.startswith(_OWN) and not _OF_INSTALLATION.search(file)]
+
+
 def traceback_of(error):
     """The traceback's text from the first frame on that is not of this package or of pytest."""
     frames = error.__traceback__
@@ -52,7 +80,8 @@ class Code:
     """What is loaded of the user's code in this rank. Nothing of it is ever reloaded in place: an old function may live on elsewhere."""
 
     def __init__(self):
-        self.preloaded = set(sys.modules)
+        self.preloaded, self.preloaded_files = modules()
+        self.since, self.mark = set(), mark()  # names of modules that were imported later, until this mark
         self.base_path = list(sys.path)
         self.roots = ()
         self.known_digests = {}  # path -> signature, digest
@@ -75,9 +104,10 @@ class Code:
         return isinstance(path, str) and path.startswith(self.roots) and not path.startswith(_OWN) and not _OF_INSTALLATION.search(path)
 
     def users_modules(self):
-        for name, module in list(sys.modules.items()):
+        for name in sys.modules.keys() - self.preloaded:
+            module = sys.modules[name]
             file = getattr(module, "__file__", None)
-            if name not in self.preloaded and (file in self.files or file is None and any(map(self.is_users, getattr(module, "__path__", ())))):
+            if file in self.files or file is None and any(map(self.is_users, getattr(module, "__path__", ()))):
                 yield name
 
     def drop(self):
@@ -85,7 +115,10 @@ class Code:
         names = sorted(self.users_modules())
         for name in names:
             del sys.modules[name]
+        self.since.difference_update(names)
+        self.mark = None
         self.files.clear()
+        self.note_files()
         importlib.invalidate_caches()
         linecache.checkcache()
         return names
@@ -95,9 +128,7 @@ class Code:
 
     def digests(self, targets):
         """SHA-256 of the user's files that are loaded, preloaded ones too, and of `targets`; None of one that is not there."""
-        preloaded = (getattr(sys.modules.get(name), "__file__", None) for name in self.preloaded)
-        files = {*targets, *self.files, *(os.path.abspath(path) for path in preloaded if isinstance(path, str) and not path.startswith(_OWN)
-                                          and not _OF_INSTALLATION.search(path))}
+        files = {*targets, *self.files, *map(os.path.abspath, self.preloaded_files)}
         digests = {}
         for path in sorted(files)[:MAX_DIGESTS]:
             known = signature(path)
@@ -111,11 +142,20 @@ class Code:
         return digests
 
     def note_files(self):
-        """Remembers the user's modules that were not loaded from their text: libraries, and what pytest has rewritten."""
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if isinstance(path, str) and path not in self.files and self.is_users(path):
+        """Remembers which modules are the user's: libraries, and what pytest has rewritten, are not loaded from their text."""
+        for path in (*self.preloaded_files, *files_of(self.since)):
+            if path not in self.files and self.is_users(path):
                 self.files[path] = signature(path)
+
+    def imported(self):
+        """Names of modules that were imported since the last call."""
+        if self.mark == mark():
+            return set()
+        fresh = sys.modules.keys() - self.preloaded - self.since
+        self.since |= fresh
+        self.mark = mark()
+        self.note_files()
+        return fresh
 
     def check_preloaded(self, path):
         """Throws CannotLoad where the caller's sys.path finds another module first than the one that is imported and stays."""
@@ -140,7 +180,10 @@ class Code:
             while os.path.isfile(os.path.join(first[1], "__init__.py")):
                 first[1] = os.path.dirname(first[1])
         roots = [*first[1:], *frame.get("roots", ())]
-        self.roots = tuple(os.path.join(each(root), "") for root in roots for each in (os.path.realpath, os.path.abspath))
+        roots = tuple(os.path.join(each(root), "") for root in roots for each in (os.path.realpath, os.path.abspath))
+        if roots != self.roots:
+            self.roots = roots
+            self.note_files()
         given = [entry for entry in frame.get("path", ()) if entry and not _INSTALLED.search(entry)]
         sys.path[:] = dict.fromkeys([*first, *given, *self.base_path])
         self.check_preloaded([*given, *self.base_path])

@@ -5,6 +5,8 @@ import json
 import os
 import sys
 
+from . import code
+
 LIMIT = datetime.timedelta(days=1)  # the daemon ends what waits too long
 
 
@@ -32,6 +34,13 @@ def choose(backend, size, torch):
     return backend, count
 
 
+@code.until_next_import
+def users():
+    """Modules of torch that have the functions which Group replaces, each with the function's name."""
+    modules = [module for module in list(sys.modules.values()) if getattr(module, "__name__", "").startswith("torch.")]
+    return [(module, name) for module in modules for name in ("init_process_group", "destroy_process_group") if name in vars(module)]
+
+
 class Group:
     """Replaces init_process_group and destroy_process_group by functions that lend the warm group."""
 
@@ -56,11 +65,9 @@ class Group:
             self.limit = LIMIT
         self.init, self.destroy = self.dist.init_process_group, self.dist.destroy_process_group
         replaced = {self.init: self._lend, self.destroy: self._give_back}
-        for module in list(sys.modules.values()):  # those that had imported the names, too
-            names = vars(module) if module is not None and getattr(module, "__name__", "").startswith("torch.") else {}
-            for name in ("init_process_group", "destroy_process_group"):
-                if names.get(name) in replaced:
-                    setattr(module, name, replaced[names[name]])
+        for module, name in users():
+            if getattr(module, name) in replaced:
+                setattr(module, name, replaced[getattr(module, name)])
 
     def _maps(self):
         world = self.c10d._world

@@ -29,6 +29,7 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3
 # What a communication library says when the other side has gone, or does not come.
 _OTHERS = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|closed by peer|socket timeout|wait timeout|broken pipe", re.I)
 MAX_SAMPLES = 100_000
+LIBC = ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
@@ -269,7 +270,7 @@ class Rank:
     def load(self, frame):
         """Returns None; or the next `load`, which has ended the session of pytest that this one began."""
         self.page.write(LOAD)
-        modules, report, self.loaded, following = set(sys.modules), {"status": "passed", "reloaded": []}, None, None
+        report, self.loaded, following = {"status": "passed", "reloaded": []}, None, None
         if not self.clean:  # the session has ended since
             report["warnings"] = []
             self.reset(report, set())
@@ -278,10 +279,10 @@ class Rank:
             def loaded(members=()):
                 until_loaded.close()
                 report.update(members)
-                self.code.note_files()
+                imported = self.code.imported()
                 if frame.get("digests"):
                     report["files"] = self.code.digests(files_of(frame))
-                if set(sys.modules) - modules or "pytest" in frame:
+                if imported or "pytest" in frame:
                     self.code.imported_before = True
                     self.snapshot = state.Snapshot()  # what imports change belongs to them
                 else:
@@ -311,7 +312,7 @@ class Rank:
 
     def run(self, frame):
         self.page.write(CASE)
-        modules, value, failure, more, alive = set(sys.modules), None, {}, {}, False
+        value, failure, more, alive = None, {}, {}, False
         state.seed(frame.get("seed", 0))
         if self.group is not None and self.clean:
             seconds = frame["deadline_ms"] / 1000 + 60 if "deadline_ms" in frame else 86400
@@ -338,7 +339,7 @@ class Rank:
         with contextlib.suppress(Exception):  # after a CUDA error there are no times
             report.update(world.trace())
         del world, value
-        imported = {name for name in sys.modules.keys() - modules if not name.startswith("_cppool_ranks")}
+        imported = {name for name in self.code.imported() if not name.startswith(("_cppool_ranks", "encodings."))}  # which change nothing
         if alive:  # a fixture of more than this item has changed what it needs
             self.flush()
         else:
@@ -406,7 +407,7 @@ class Rank:
             sys.stderr.flush()
         except ValueError:
             return False
-        ctypes.CDLL(None).fflush(None)
+        LIBC.fflush(None)
         return True
 
     def reset(self, report, imported):

@@ -1,4 +1,5 @@
 """The state of a rank's process that cases share: read, compared after each case, and put back."""
+import _signal  # signal.getsignal searches each handler's name, which takes ten times as long
 import gc
 import logging
 import multiprocessing
@@ -14,6 +15,7 @@ import warnings
 _MISSING = object()
 _SYS = ("argv", "stdin", "stdout", "stderr", "path", "dont_write_bytecode")
 _HOOKS = ("excepthook", "displayhook", "meta_path", "path_hooks")
+_WALL = 0x40000000  # of waitid: children of every kind
 _SIGNALS = {getattr(number, "name", str(int(number))): number for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}}
 _TIMERS = {"ITIMER_REAL": signal.ITIMER_REAL, "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL, "ITIMER_PROF": signal.ITIMER_PROF}
 
@@ -25,8 +27,9 @@ def _copy(value):
 class Values:
     """A group of values by name. read() -> {name: value}; write(name, value): _MISSING for one that was not there."""
 
-    def __init__(self, name, read, write=None, imports=False):
+    def __init__(self, name, read, write=None, imports=False, describe=None):
         self.name, self.read, self.write = name, read, write  # without write: what differs is left
+        self.describe = describe  # of a name, for people; else its value is
         self.imports = imports  # the first import of a library may change it for good
 
 
@@ -71,14 +74,16 @@ def cwd():
 
 def _own_shared_memory():
     """Names that have this process's pid in them, as torch's: others may be in use by other ranks."""
-    return dict.fromkeys(name for name in os.listdir("/dev/shm") if str(os.getpid()) in re.findall(r"\d+", name))
+    pid = str(os.getpid())
+    return dict.fromkeys(name for name in os.listdir("/dev/shm") if pid in name and pid in re.findall(r"\d+", name))
 
 
 def _loggers():
     known = [("root", logging.root), *((name, each) for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger))]
-    values = {name: (each.level, tuple(each.handlers), each.propagate, each.disabled, tuple(each.filters)) for name, each in known}
+    values = {name: (each.level, tuple(each.handlers), each.propagate, each.disabled, tuple(each.filters)) for name, each in known
+              if each.level or each.handlers or not each.propagate or each.disabled or each.filters}
     values["logging.disable"] = logging.root.manager.disable
-    return {name: value for name, value in values.items() if value != (0, (), True, False, ())}
+    return values
 
 
 def _write_logger(name, value):
@@ -102,28 +107,34 @@ def _write_signal(name, value):
 
 
 def _threads():
+    return dict.fromkeys(map(int, os.listdir("/proc/self/task")))
+
+
+def _comm(path):
+    try:
+        with open(f"{path}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "has ended"
+
+
+def _thread_name(task):
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found = {}
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
-                found[int(task)] = names.get(int(task)) or file.read().strip()
-        except OSError:
-            pass  # it has just ended
-    return found
+    return names.get(task) or _comm(f"/proc/self/task/{task}")
 
 
 def _children():
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
+    except ChildProcessError:  # there are none, as after most cases
+        return {}
     found = {}
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-                children = file.read().split()
-            for child in children:
-                with open(f"/proc/{child}/comm", encoding="utf-8", errors="replace") as file:
-                    found[int(child)] = file.read().strip()
+                found.update((int(child), _comm(f"/proc/{child}")) for child in file.read().split())
         except OSError:
-            pass
+            pass  # the thread has just ended
     return found
 
 
@@ -151,7 +162,7 @@ def _python_groups():
         start_method=(lambda: multiprocessing.get_start_method(True), lambda v: multiprocessing.set_start_method(v, force=True))), imports=True)
     yield Values("warnings", lambda: {"filters": list(warnings.filters)}, _write_filters, imports=True)
     yield Values("logging", _loggers, _write_logger, imports=True)
-    yield Values("signals", lambda: {name: signal.getsignal(number) for name, number in _SIGNALS.items()}, _write_signal, imports=True)
+    yield Values("signals", lambda: {name: _signal.getsignal(number) for name, number in _SIGNALS.items()}, _write_signal, imports=True)
     yield Values("timers", lambda: {name: signal.getitimer(timer)[0] > 0 for name, timer in _TIMERS.items()}, lambda name, _: signal.setitimer(_TIMERS[name], 0))
     yield Values("signal mask", lambda: {signal.Signals(each).name: True for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())},
                  lambda name, value: signal.pthread_sigmask(signal.SIG_UNBLOCK if value is _MISSING else signal.SIG_BLOCK, [getattr(signal, name)]))
@@ -204,7 +215,7 @@ class Snapshot:
         if torch is not None and hasattr(torch, "nn"):
             groups += _torch_groups(torch)
         # At last: what nothing can put back.
-        groups += [Values("threads", _threads, imports=True), Values("children", _children), Values("descriptors", _descriptors, imports=True)]
+        groups += [Values("threads", _threads, imports=True, describe=_thread_name), Values("children", _children), Values("descriptors", _descriptors, imports=True)]
         self._groups = []  # (group, its values)
         for group in groups:
             try:
@@ -244,7 +255,7 @@ class Snapshot:
             if group.write is None:
                 if not names:
                     continue
-                left.setdefault(group.name, []).extend(_label(name, now) for name in names[:16])
+                left.setdefault(group.name, []).extend(_label(group, name, now) for name in names[:16])
                 continue
             differed.setdefault(group.name, []).extend(map(str, names[:16]))
             for name in names:
@@ -258,8 +269,8 @@ class Snapshot:
         return differed, left, accepted
 
 
-def _label(name, now):
-    return f"{now[name]} ({name})" if isinstance(name, int) else str(name)
+def _label(group, name, now):
+    return f"{group.describe(name) if group.describe else now[name]} ({name})" if isinstance(name, int) else str(name)
 
 
 def stop_helpers():
