@@ -369,6 +369,16 @@ class TestCode:
         assert self.value(world, str(tmp_path / "tests" / "deep"), path=[str(tmp_path / "lib")], cwd=str(tmp_path))[1] == [
             "tests.deep.case", 5, 6, str(tmp_path)]
 
+    def test_what_a_library_changes_at_each_import_is_its_own(self, world, write, tmp_path):
+        library = tmp_path / "site-packages" / "lib"  # not of the user
+        library.mkdir(parents=True)
+        (library / "changes_the_limit.py").write_text("import sys\nsys.setrecursionlimit(sys.getrecursionlimit() + 1)")
+        folder = write(case="import sys\ndef f():\n  import changes_the_limit\n  return sys.getrecursionlimit()\ndef forget(): del sys.modules['changes_the_limit']")
+        first = self.value(world, folder, path=[str(library)])[1]
+        self.value(world, folder, "case:forget", path=[str(library)])
+        assert self.value(world, folder, path=[str(library)])[1] == first + 1
+        assert self.value(world, folder, path=[str(library)])[1] == first + 1  # is there, and has not been put back
+
     def test_script(self, world, tmp_path):
         script = tmp_path / "script.py"
         script.write_text("import sys, os\nif __name__ == '__main__':\n  print(sys.argv[1:], os.environ['RANK'])\n  sys.exit(int(sys.argv[2]))")
@@ -380,7 +390,10 @@ class TestCode:
 
 
 ITEMS = """
-import os, pytest
+import os, pytest, threading, time
+
+class ImportsAtItsEnd:
+    def __del__(self): import colorsys
 
 @pytest.fixture(scope="module")
 def shared():
@@ -402,6 +415,9 @@ def test_skip(): pass
 def test_expected(): assert 0
 
 def test_leak(): os.environ["LEAK"] = "1"
+
+def test_garbage(): each = ImportsAtItsEnd(); each.itself = each
+def test_thread(): threading.Thread(target=time.sleep, args=[1000], name="left over", daemon=True).start()
 
 def test_one_rank(world):
     number = world.rank
@@ -444,6 +460,11 @@ class TestItems:
 
     def test_state_is_put_back(self, world, folder):
         assert self.item(world, "test_leak").differed == {"environment": ["LEAK"]}
+
+    def test_import_of_a_reset_excuses_no_later_item(self, world, folder):
+        assert self.item(world, "test_garbage", "test_thread").status == "passed"
+        outcome = self.item(world, "test_thread")
+        assert [name for name in outcome.left["threads"] if name.startswith("left over ")], outcome.reports
 
     def test_failures(self, world, folder):
         outcome = self.item(world, "test_one_rank")

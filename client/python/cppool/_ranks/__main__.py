@@ -313,6 +313,14 @@ def files_of_modules():
     return {path: code.signature(path) for path in paths if isinstance(path, str)}
 
 
+def import_first_used():
+    """What libraries that are there import at their first use in every rank."""
+    with contextlib.suppress(Exception):  # which a rank reports
+        state.Snapshot()
+        if "numpy" in sys.modules:
+            importlib.import_module("numpy.random")
+
+
 def fail(connection, listens, **members):
     """Tells all daemons that wait why there is no fork server, and ends."""
     while True:
@@ -361,6 +369,7 @@ def main(arguments):
         except BaseException as error:
             fail(connection, listens, error=f"--preload {module}: it cannot be imported by {sys.executable}: {type(error).__name__}: {error}"[:8000],
                  module=module, traceback=traceback.format_exc()[-64000:])
+        import_first_used()
         import_ms.append([module, round((time.perf_counter() - begin) * 1e3, 1)])
         why = unforkable()
         if why:
@@ -368,9 +377,7 @@ def main(arguments):
             defer = ",".join([*options["--defer"], f"{module}={why.replace(',', ';')}"])
             os.dup2(connection.fileno(), 0)
             os.execve(sys.executable, [sys.executable, FOLDER, "--preload", ",".join(options["--preload"]), "--defer", defer], environment)
-    state.seed(0)  # here, so that no rank need import what these do at their first use, or look at all modules
-    state.Snapshot()
-    group.users()
+    group.importers()
     code.modules()
     files = files_of_modules()
     gc.collect()

@@ -40,19 +40,27 @@ def signature(path):
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-def mark():
-    """Differs after an import: `sys.modules` keeps the order of insertion."""
-    return len(sys.modules), next(reversed(sys.modules))
+def last_import():
+    """Differs after an import, since `sys.modules` keeps the order of insertion; but for one that takes the place of a module that was removed, and
+    is the last one again."""
+    while True:
+        try:
+            return len(sys.modules), next(reversed(sys.modules))
+        except RuntimeError:  # another thread imports
+            pass
 
 
 def until_next_import(look):
-    """For a function that looks at all modules, which copies a rank's share of the fork server's memory: it need not where the server has looked."""
-    known = [None, None]
+    """Keeps what `look` returns until a module is imported. It is for functions that read all modules: a rank that does so copies memory which it
+    shares with the fork server, which has called them before."""
+    at, found = None, None
 
     def looked():
-        if known[0] != mark():
-            known[:] = mark(), look()
-        return known[1]
+        nonlocal at, found
+        now = last_import()
+        if at != now:
+            at, found = now, look()
+        return found
     return looked
 
 
@@ -81,7 +89,7 @@ class Code:
 
     def __init__(self):
         self.preloaded, self.preloaded_files = modules()
-        self.since, self.mark = set(), mark()  # names of modules that were imported later, until this mark
+        self.since, self.seen = set(), last_import()  # names of modules that were imported later, up to this import
         self.base_path = list(sys.path)
         self.roots = ()
         self.known_digests = {}  # path -> signature, digest
@@ -105,7 +113,7 @@ class Code:
 
     def users_modules(self):
         for name in sys.modules.keys() - self.preloaded:
-            module = sys.modules[name]
+            module = sys.modules.get(name)
             file = getattr(module, "__file__", None)
             if file in self.files or file is None and any(map(self.is_users, getattr(module, "__path__", ()))):
                 yield name
@@ -116,7 +124,7 @@ class Code:
         for name in names:
             del sys.modules[name]
         self.since.difference_update(names)
-        self.mark = None
+        self.seen = None
         self.files.clear()
         self.note_files()
         importlib.invalidate_caches()
@@ -149,13 +157,13 @@ class Code:
 
     def imported(self):
         """Names of modules that were imported since the last call."""
-        if self.mark == mark():
+        now = last_import()
+        if self.seen == now:
             return set()
-        fresh = sys.modules.keys() - self.preloaded - self.since
-        self.since |= fresh
-        self.mark = mark()
+        self.seen, before = now, self.since
+        self.since = sys.modules.keys() - self.preloaded
         self.note_files()
-        return fresh
+        return self.since - before
 
     def check_preloaded(self, path):
         """Throws CannotLoad where the caller's sys.path finds another module first than the one that is imported and stays."""

@@ -35,7 +35,7 @@ def choose(backend, size, torch):
 
 
 @code.until_next_import
-def users():
+def importers():
     """Modules of torch that have the functions which Group replaces, each with the function's name."""
     modules = [module for module in list(sys.modules.values()) if getattr(module, "__name__", "").startswith("torch.")]
     return [(module, name) for module in modules for name in ("init_process_group", "destroy_process_group") if name in vars(module)]
@@ -65,7 +65,7 @@ class Group:
             self.limit = LIMIT
         self.init, self.destroy = self.dist.init_process_group, self.dist.destroy_process_group
         replaced = {self.init: self._lend, self.destroy: self._give_back}
-        for module, name in users():
+        for module, name in importers():
             if getattr(module, name) in replaced:
                 setattr(module, name, replaced[getattr(module, name)])
 

@@ -167,6 +167,7 @@ class Rank:
             self.group = group.Group(self, backend, count, self.torch)
         if self.listener is not None:
             os.close(self.listener)
+        state.seed_anew()
         self.code = Code()
         gc.collect()
         gc.freeze()
@@ -270,6 +271,7 @@ class Rank:
     def load(self, frame):
         """Returns None; or the next `load`, which has ended the session of pytest that this one began."""
         self.page.write(LOAD)
+        self.code.imported()
         report, self.loaded, following = {"status": "passed", "reloaded": []}, None, None
         if not self.clean:  # the session has ended since
             report["warnings"] = []
@@ -314,6 +316,7 @@ class Rank:
         self.page.write(CASE)
         value, failure, more, alive = None, {}, {}, False
         state.seed(frame.get("seed", 0))
+        self.code.imported()  # by a reset, or by what seeds
         if self.group is not None and self.clean:
             seconds = frame["deadline_ms"] / 1000 + 60 if "deadline_ms" in frame else 86400
             self.group.begin(frame["id"], frame.get("group") == "own", datetime.timedelta(seconds=seconds))

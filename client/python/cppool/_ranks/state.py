@@ -29,7 +29,7 @@ class Values:
 
     def __init__(self, name, read, write=None, imports=False, describe=None):
         self.name, self.read, self.write = name, read, write  # without write: what differs is left
-        self.describe = describe  # of a name, for people; else its value is
+        self.describe = describe  # describe(name): text for people; without it the value
         self.imports = imports  # the first import of a library may change it for good
 
 
@@ -115,7 +115,7 @@ def _comm(path):
         with open(f"{path}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip()
     except OSError:
-        return "has ended"
+        return "?"  # it has ended
 
 
 def _thread_name(task):
@@ -128,10 +128,12 @@ def _children():
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
     except ChildProcessError:  # there are none, as after most cases
         return {}
+    except OSError:
+        pass  # a kernel before Linux 4.7
     found = {}
     for task in os.listdir("/proc/self/task"):
         try:
-            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            with open(f"/proc/self/task/{task}/children", encoding="utf-8") as file:
                 found.update((int(child), _comm(f"/proc/{child}")) for child in file.read().split())
         except OSError:
             pass  # the thread has just ended
@@ -290,6 +292,13 @@ def seed(value):
         torch.default_generator.manual_seed(value)
         if torch.cuda.is_initialized():  # else torch.manual_seed would keep each call for later
             torch.cuda.manual_seed_all(value)
+
+
+def seed_anew():
+    """In a process that was forked, as if it had been started: Python's generator does so by itself, and torch's starts alike everywhere."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
 
 
 def reset_compiler():
