@@ -232,7 +232,8 @@ void Session::Begin(const std::string& line) {
 
 void Session::Push(Item item) {
   const std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(item));
+  // The other thread may have answered `shutdown` since the line was read.
+  if (!shut_) queue_.push_back(std::move(item));
 }
 
 bool Session::StartWork() {

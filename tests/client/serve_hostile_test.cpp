@@ -189,7 +189,7 @@ TEST_CASE("a client that is killed while a child has a copy of its socket is gon
   waitpid(client, nullptr, 0);
 }
 
-TEST_CASE("clients that hang or do not read hold up nobody") {
+TEST_CASE("clients that hang or do not read hold up nobody", "[minute]") {
   const Serve server;
   RawClient silent(server), half(server), deaf(server);
   half.SendBytes("{\"op\": \"att");
