@@ -308,14 +308,9 @@ class Server(Parent):
             raise BrokenFrame(f"unknown frame {frame['frame']!r:.80}")
 
 
-def files_of_modules():
-    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return {path: code.signature(path) for path in paths if isinstance(path, str)}
-
-
 def import_first_used():
-    """What libraries that are there import at their first use in every rank."""
-    with contextlib.suppress(Exception):  # which a rank reports
+    """Imports what a rank would import for its first snapshot and its first seed."""
+    with contextlib.suppress(Exception):  # a rank meets it again, and reports it
         state.Snapshot()
         if "numpy" in sys.modules:
             importlib.import_module("numpy.random")
@@ -379,7 +374,7 @@ def main(arguments):
             os.execve(sys.executable, [sys.executable, FOLDER, "--preload", ",".join(options["--preload"]), "--defer", defer], environment)
     group.importers()
     code.modules()
-    files = files_of_modules()
+    files = {path: code.signature(path) for path in set(code.files_of_modules(list(sys.modules)))}
     gc.collect()
     gc.freeze()  # ranks then share this memory, and do not search it
     prctl(PR_SET_PDEATHSIG, 0)

@@ -41,8 +41,8 @@ def signature(path):
 
 
 def last_import():
-    """Differs after an import, since `sys.modules` keeps the order of insertion; but for one that takes the place of a module that was removed, and
-    is the last one again."""
+    """Changes with an import, since `sys.modules` keeps the order of insertion. It does not where one module was removed, another imported, and the
+    last one imported again."""
     while True:
         try:
             return len(sys.modules), next(reversed(sys.modules))
@@ -64,7 +64,7 @@ def until_next_import(look):
     return looked
 
 
-def files_of(names):
+def files_of_modules(names):
     files = (getattr(sys.modules.get(name), "__file__", None) for name in names)
     return [file for file in files if isinstance(file, str)]
 
@@ -73,7 +73,7 @@ def files_of(names):
 def modules():
     """The names of all, and the files of those that are not of an installation."""
     names = set(sys.modules)
-    return names, [file for file in files_of(names) if not file.startswith(_OWN) and not _OF_INSTALLATION.search(file)]
+    return names, [file for file in files_of_modules(names) if not file.startswith(_OWN) and not _OF_INSTALLATION.search(file)]
 
 
 def traceback_of(error):
@@ -151,7 +151,7 @@ class Code:
 
     def note_files(self):
         """Remembers which modules are the user's: libraries, and what pytest has rewritten, are not loaded from their text."""
-        for path in (*self.preloaded_files, *files_of(self.since)):
+        for path in (*self.preloaded_files, *files_of_modules(self.since)):
             if path not in self.files and self.is_users(path):
                 self.files[path] = signature(path)
 

@@ -271,7 +271,7 @@ class Rank:
     def load(self, frame):
         """Returns None; or the next `load`, which has ended the session of pytest that this one began."""
         self.page.write(LOAD)
-        self.code.imported()
+        self.code.imported()  # what a reset has imported is not of this load
         report, self.loaded, following = {"status": "passed", "reloaded": []}, None, None
         if not self.clean:  # the session has ended since
             report["warnings"] = []
@@ -316,7 +316,7 @@ class Rank:
         self.page.write(CASE)
         value, failure, more, alive = None, {}, {}, False
         state.seed(frame.get("seed", 0))
-        self.code.imported()  # by a reset, or by what seeds
+        self.code.imported()  # what a reset or the seed has imported is not of this case
         if self.group is not None and self.clean:
             seconds = frame["deadline_ms"] / 1000 + 60 if "deadline_ms" in frame else 86400
             self.group.begin(frame["id"], frame.get("group") == "own", datetime.timedelta(seconds=seconds))
@@ -342,7 +342,7 @@ class Rank:
         with contextlib.suppress(Exception):  # after a CUDA error there are no times
             report.update(world.trace())
         del world, value
-        imported = {name for name in self.code.imported() if not name.startswith(("_cppool_ranks", "encodings."))}  # which change nothing
+        imported = {name for name in self.code.imported() if not name.startswith(("_cppool_ranks", "encodings."))}  # these change no state
         if alive:  # a fixture of more than this item has changed what it needs
             self.flush()
         else:

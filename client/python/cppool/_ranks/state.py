@@ -295,10 +295,10 @@ def seed(value):
 
 
 def seed_anew():
-    """In a process that was forked, as if it had been started: Python's generator does so by itself, and torch's starts alike everywhere."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        numpy.seed()
+    """Makes NumPy's generator differ between forked processes, as between started ones. Python's does so by itself; torch's never differs."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 def reset_compiler():
