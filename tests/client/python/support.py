@@ -49,15 +49,15 @@ def eventually(holds):
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+            return file.read().rpartition(")")[2].split()[0] not in "XZ"
+    except OSError:  # ESRCH of the read too: it has ended since the file was opened
         return False
 
 
 def children_of(pid):
     found = []
     for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:  # the thread has ended
             found += [int(child) for child in file.read().split()]
     return found
 
