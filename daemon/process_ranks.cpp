@@ -134,7 +134,7 @@ void ProcessRanks::Validate(const protocol::RunRequest& request, Clock::time_poi
                   "the ranks of this daemon are Python processes (--python): it runs requests with "
                   "\"python\"; cases such as '" +
                       request.case_name + "' need a daemon that was started without --python");
-  const Json python = protocol::ParseJson(request.python);
+  const Json python = protocol::ParsePythonCase(request.python);
   std::string file;
   if (python.contains("script")) file = python.at("script");
   if (python.contains("function")) {
@@ -266,7 +266,7 @@ RunResult ProcessRanks::Run(const protocol::RequestQueue::Entry& incoming, const
   auto prepared = std::make_shared<PreparedRun>();
   prepared->registered.name = request.case_name;
   prepared->options = request;
-  prepared->python = protocol::ParseJson(request.python);
+  prepared->python = protocol::ParsePythonCase(request.python);
   if (prepared->python.contains("seed")) prepared->seed = prepared->python.at("seed").get<std::uint64_t>();
   if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
 

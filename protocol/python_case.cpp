@@ -1,5 +1,6 @@
 // The member `python` of a run: which case in Python is to run on processes.
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -75,13 +76,13 @@ void CheckPythonCase(const Json& python) {
   if (target == "function") {
     const std::string text = IsText(what) ? what.get<std::string>() : "";
     const std::size_t colon = text.rfind(':');  // the path may have some, too
-    if (!text.starts_with('/') || colon == std::string::npos || colon + 1 == text.size() ||
+    if (colon == 0 || colon == std::string::npos || colon + 1 == text.size() ||
         text.find('/', colon) != std::string::npos)
-      Refuse("function", "\"/FILE.py:NAME\", with an absolute path", what);
+      Refuse("function", "\"FILE.py:NAME\"", what);
     if (python.contains("kwargs") && !python.at("kwargs").is_object())
       Refuse("kwargs", "an object", python.at("kwargs"));
   } else if (target == "script") {
-    if (!IsPath(what)) Refuse("script", "an absolute path", what);
+    if (!IsText(what) || what == "") Refuse("script", "a path", what);
     RequireList(python, "argv", "strings", IsText);
   } else {
     RequireList(python, "pytest", "arguments, which are strings", IsText);
@@ -97,6 +98,15 @@ void CheckPythonCase(const Json& python) {
   if (const auto seed = python.find("seed"); seed != python.end() && !seed->is_number_unsigned())
     Refuse("seed", "an integer from 0", *seed);
   CheckEnvironment(python);
+}
+
+Json ParsePythonCase(const std::string& text, const std::string& folder) {
+  Json python = ParseJson(text);
+  const std::filesystem::path from = python.contains("cwd") ? python.at("cwd").get<std::string>() : folder;
+  for (const char* target : {"function", "script"})
+    if (python.contains(target))
+      python[target] = std::filesystem::absolute(from / python.at(target).get<std::string>()).string();
+  return python;
 }
 
 std::string NameOfPythonCase(const Json& python) {

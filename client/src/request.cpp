@@ -54,6 +54,7 @@ protocol::RunRequest Complete(protocol::RunRequest request, const std::string& f
   request.inputs = whole(request.inputs);
   request.trace = whole(request.trace);
   request.choice.path = whole(request.choice.path);
+  if (!request.python.empty()) request.python = protocol::ParsePythonCase(request.python, folder).dump();
   request.kernels = request.choice.Words();
   request.load = AbsolutePaths(request.load, folder);
   for (const auto& [file, digest] : std::exchange(request.digests, {})) request.digests[whole(file)] = digest;

@@ -38,7 +38,10 @@ struct StatusRequest {};  // where every rank is now
 
 // Throws InvalidRequest for what is no `python` of a run.
 void CheckPythonCase(const Json& python);
-// Of one that is: how texts call the case, "file.py:name".
+// One that is, as it was sent, with an absolute path: a relative one is from its cwd, else from `folder`
+// (empty: this process's).
+Json ParsePythonCase(const std::string& text, const std::string& folder = "");
+// How texts call the case, "file.py:name".
 std::string NameOfPythonCase(const Json& python);
 
 // Which case is to run on which parameters, and how.
