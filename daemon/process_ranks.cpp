@@ -149,6 +149,7 @@ void ProcessRanks::Validate(const protocol::RunRequest& request, Clock::time_poi
 
 Json ProcessRanks::Memory() {
   Json memory = Json::array();
+  if (!server_) return memory;  // it could not be started again
   for (const auto& rank : world_.ranks) {
     const Json answer = server_->LookAt(*rank, false, Clock::now() + kMemoryLimit).stacks;
     if (!answer.contains("memory") || !answer.at("memory").is_object()) continue;

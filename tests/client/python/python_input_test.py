@@ -91,6 +91,19 @@ def test_an_environment_that_is_gone(tmp_path):
         assert pool.call(function("passes")).ok and pool.hello()["pid"] == pid
 
 
+def test_a_preloaded_module_that_breaks(tmp_path):
+    write(tmp_path / "broken_later.py", "")
+    with cppool.Pool(1, python=True, backend="host", preload=["broken_later"], environment={"PYTHONPATH": str(tmp_path)}) as pool:
+        assert pool.call(function("passes")).ok
+        pid = pool.hello()["pid"]
+        write(tmp_path / "broken_later.py", "def:\n")
+        result = pool.call(function("passes"), fresh=True)
+        assert result.status == "error" and "no fresh ranks: --preload broken_later" in result.error, result.describe()
+        assert pool.stats()["memory"] == [] and pool.hello()["pid"] == pid
+        write(tmp_path / "broken_later.py", "mended = True\n")
+        assert pool.call(function("passes"), fresh=True).ok and pool.hello()["pid"] == pid
+
+
 def server_of(daemon):
     server, = [child for child in children_of(daemon) if "_ranks" in pathlib.Path(f"/proc/{child}/cmdline").read_text()]
     return server
@@ -172,7 +185,7 @@ def test_the_other_kind_is_refused(pool):
         assert (result.status, result.failure.kind) == ("error", "invalid_request") and "--python" in result.error
 
 
-@pytest.mark.parametrize("member, text", [({"fresh": True}, "needs \"python\""), ({"python": {}}, "none of"), ({"python": {"function": "x"}}, "absolute"),
+@pytest.mark.parametrize("member, text", [({"fresh": True}, "needs \"python\""), ({"python": {}}, "none of"), ({"python": {"function": "x"}}, "FILE.py:NAME"),
                                           ({"python": {"script": "/x"}, "kernels": "cppool"}, "for cases of libraries"),
                                           ({"python": {"script": "/x", "kwargs": {}}}, "is for"), ({"python": {"script": "/x", "env": {"A=": "secret"}}}, "no variable"),
                                           ({"python": {"script": "/x", "env": {"A": 3}}}, "a string without NUL"), ({"python": {"scrip": "/x"}}, "script")])
