@@ -233,7 +233,8 @@ class Daemon {
     ProcessRanks::Options options;
     options.world_size = options_.world_size;
     options.python = FindPython(*options_.python);
-    if (options_.backend == BackendChoice::kCuda) options.backend = "nccl";
+    if (options_.backend == BackendChoice::kCuda || options_.transport == cppool::kernels::Transport::kNccl)
+      options.backend = "nccl";
     return options;
   }
 

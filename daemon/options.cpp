@@ -67,7 +67,8 @@ void CheckLaunch(const CLI::App& app, const Options& options, const std::string&
 }
 
 // What ranks that are processes do not have.
-void CheckPython(const CLI::App& app, const Options& options, const std::string& transport) {
+void CheckPython(const CLI::App& app, const Options& options, const std::string& backend,
+                 const std::string& transport) {
   if (!options.python) {
     if (app.count("--preload") > 0)
       throw CLI::ValidationError("--preload", "is for ranks that are processes: it needs --python");
@@ -79,6 +80,8 @@ void CheckPython(const CLI::App& app, const Options& options, const std::string&
   if (transport == "peer")
     throw CLI::ValidationError("--transport",
                                "peer is for ranks that are threads: with --python it is auto or nccl");
+  if (transport == "nccl" && backend == "host")
+    throw CLI::ValidationError("--transport", "nccl needs the backend cuda, and this is host");
 }
 
 }  // namespace
@@ -172,7 +175,7 @@ ParsedOptions ParseOptions(int argc, const char* const* argv) {
     // required() is not used: an unknown option, which may be a misspelt --world-size, is named first.
     CheckLaunch(app, options, transport);
     if (app.count("--world-size") == 0 && options.agent.empty()) throw CLI::RequiredError("--world-size");
-    CheckPython(app, options, transport);
+    CheckPython(app, options, backend, transport);
     options.backend = FromWord<BackendChoice>(kBackends, backend);
     options.transport = FromWord<kernels::Transport>(kTransports, transport);
     parsed.options = std::move(options);

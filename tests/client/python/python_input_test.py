@@ -198,7 +198,9 @@ def test_bad_requests(pool, member, text):
 @pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), ({"python": "/bin/true"}, "is it a Python"),
                                            ({"python": True, "preload": ["no_such_module"]}, "no_such_module"),
                                            ({"python": True, "backend": "cuda"}, "torch"), ({"python": True, "case_files": ["/x.so"]}, "--case"),
-                                           ({"python": True, "transport": "peer"}, "--transport")])
+                                           ({"python": True, "transport": "peer"}, "--transport"),
+                                           ({"python": True, "backend": "host", "transport": "nccl"}, "this is host"),
+                                           ({"python": True, "transport": "nccl"}, "the backend nccl needs")])
 def test_a_pool_that_cannot_start(options, text):
     with pytest.raises(cppool.PoolError) as caught:
         cppool.Pool(1, **options).hello()
