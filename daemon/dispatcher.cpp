@@ -9,6 +9,7 @@
 
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
+#include "daemon/machines/agents.h"
 #include "daemon/process.h"
 #include "kernels/error.h"
 #include "protocol/features.h"
@@ -60,6 +61,8 @@ RunResult Answered(Function&& function) {
     return result;
   } catch (const protocol::InvalidRequest& error) {
     return NotRun(FailureKind::kInvalidRequest, error.what());
+  } catch (const Agents::Lost& lost) {
+    return lost.ToResult();
   } catch (const kernels::RuntimeError& error) {
     RunResult result = NotRun(ToFailureKind(error.status()), error.what());
     result.fatal = IsLost(result.failure->kind);
@@ -89,7 +92,8 @@ std::optional<Answer> Dispatcher::Handle(const protocol::RequestQueue::Entry& in
     return Finish(protocol::OkResponse(Hello(), request.id));
   if (const auto* list = std::get_if<protocol::ListRequest>(&request.operation))
     return List(*list, request.id, taken_up);
-  if (std::holds_alternative<protocol::StatsRequest>(request.operation)) return AnswerStats(request.id);
+  if (std::holds_alternative<protocol::StatsRequest>(request.operation))
+    return AnswerWith(request.id, [this] { return Stats(); });
   Answer answer = Finish(protocol::OkResponse(Json::object(), request.id));
   answer.shutdown = true;
   return answer;
@@ -144,26 +148,26 @@ Json Dispatcher::Hello() const {
 Answer Dispatcher::List(const protocol::ListRequest& request, const std::optional<Json>& id,
                         Clock::time_point taken_up) {
   under_way_.BeginList();
-  try {
-    Json cases = ranks_.Cases(request, taken_up + kListLimit);
-    return FinishLoaded(protocol::OkResponse({{"cases", std::move(cases)}}, id));
-  } catch (const Refusal& refusal) {
-    ++counts_.errors;
-    protocol::Failure failure{refusal.kind(), std::nullopt, "", refusal.what()};
-    failure.node = refusal.node();
-    return FinishLoaded(protocol::ErrorResponse(failure, id));
-  }
+  Answer answer = AnswerWith(id, [&] {
+    return Json{{"cases", ranks_.Cases(request, taken_up + kListLimit)}};
+  });
+  under_way_.End();
+  return answer;
 }
 
-Answer Dispatcher::AnswerStats(const std::optional<Json>& id) {
-  try {
-    return Finish(protocol::OkResponse(Stats(), id));
-  } catch (const kernels::RuntimeError& error) {
-    const FailureKind kind = ToFailureKind(error.status());
-    Answer answer = Finish(protocol::ErrorResponse({kind, std::nullopt, "", error.what()}, id, IsLost(kind)));
-    answer.fatal = IsLost(kind);
-    return answer;
+Answer Dispatcher::AnswerWith(const std::optional<Json>& id, const std::function<Json()>& members) {
+  Json response;
+  const RunResult refused = Answered([&] {
+    response = protocol::OkResponse(members(), id);
+    return RunResult();
+  });
+  if (refused.failure) {
+    ++counts_.errors;
+    response = protocol::ErrorResponse(*refused.failure, id, refused.fatal);
   }
+  Answer answer = FinishLoaded(std::move(response));
+  answer.fatal = refused.fatal;
+  return answer;
 }
 
 Json Dispatcher::Stats() {

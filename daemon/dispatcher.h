@@ -67,7 +67,8 @@ class Dispatcher {
   Answer List(const protocol::ListRequest& request, const std::optional<protocol::Json>& id,
               Clock::time_point taken_up);
   protocol::Json Stats();
-  Answer AnswerStats(const std::optional<protocol::Json>& id);
+  // What `members` throws is answered.
+  Answer AnswerWith(const std::optional<protocol::Json>& id, const std::function<protocol::Json()>& members);
   std::optional<Answer> Run(const protocol::RequestQueue::Entry& request, Clock::time_point taken_up);
   Answer AnswerCancelled(const protocol::IncomingRequest& request);  // of one that waited
   void Count(protocol::Status status);

@@ -117,7 +117,7 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
   if (!request.python.empty())
     throw Refusal(FailureKind::kInvalidRequest,
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
-                  "--python (PoolOptions::python) and without --launch");
+                  "--python (PoolOptions::python)");
   protocol::RunRequest with_digests = request;
   SendLibraries(protocol::NamedLibraries(request), with_digests.load, with_digests.digests, until);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
@@ -138,7 +138,7 @@ void AgentRanks::Validate(const protocol::RunRequest& request, Clock::time_point
 }
 
 RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string&,
-                          Clock::time_point until, RunTrace* trace) try {
+                          Clock::time_point until, RunTrace* trace) {
   const Agents::Busy busy(agents_);
   const protocol::RunRequest& request = *incoming->run();
   const Json first = Prepare(request, until).front();
@@ -182,9 +182,6 @@ RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const s
   }
   under_way_.OnRanks(nullptr);
   return result;
-} catch (const Agents::Lost& lost) {
-  under_way_.OnRanks(nullptr);
-  return lost.ToResult();
 }
 
 void AgentRanks::WhileIdle() {

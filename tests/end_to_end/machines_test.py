@@ -248,6 +248,16 @@ class Failures(Kills, Faults, Threads):
         answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
         self.assertIn("nothing came from it for 10 s", answer["error"])
 
+    def test_requests_without_ranks_name_a_lost_node(self):
+        for operation in ("list", "stats", "validate"):
+            with self.subTest(operation):
+                head = self.head()
+                nodes = head.nodes()
+                os.kill(nodes[1]["pid"], signal.SIGSTOP)
+                begin = time.monotonic()
+                head.send(op=operation, **({"params": SMALL} if operation == "validate" else {}))
+                self.assertEqual(self.check_lost(head, nodes, begin, 20)["failure"]["kind"], "internal")
+
     def test_the_launcher_is_killed(self):
         def kill(head, nodes):
             own = [pid for pid in head.marked() if pid != head.process.pid and pid not in [node["pid"] for node in nodes]]
