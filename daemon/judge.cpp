@@ -53,8 +53,9 @@ void AddVerdict(const std::vector<RankReport>& reports, RunResult& result) {
   const RankReport* cause = Cause(reports);
   const Check* check = FailedCheck(result.checks);
   // A failed check explains more than the status that its rank returned; another rank's own error more than a
-  // check.
-  if (check && (!cause || cause->failure.status == CPPOOL_MISMATCH || FailedCheck(cause->checks))) {
+  // check, and a skip does not hide it.
+  if (check && (!cause || cause->failure.status == CPPOOL_MISMATCH ||
+                cause->failure.origin == FailureOrigin::kSkip || FailedCheck(cause->checks))) {
     // Rather the words of the rank whose check it is.
     std::string reason;
     for (const RankReport* rank : {cause, &reports.at(static_cast<std::size_t>(check->rank))}) {
@@ -125,8 +126,14 @@ const RankReport* Cause(const std::vector<RankReport>& reports) {
   const auto weight = [](const RankReport& report) {
     return std::pair(report.failure.origin, report.failure.order);
   };
-  const auto best =
+  auto best =
       std::ranges::min_element(reports, [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
+  // A skip explains what communicators report, and hides no mismatch.
+  if (best != reports.end() && best->failure.origin == FailureOrigin::kSkip) {
+    const auto mismatch = std::ranges::find(reports, FailureOrigin::kMismatch,
+                                            [](const RankReport& report) { return report.failure.origin; });
+    if (mismatch != reports.end()) best = mismatch;
+  }
   if (best == reports.end() || best->failure.origin == FailureOrigin::kNone) return nullptr;
   // A failure of the culprit that it names explains it better.
   const auto named = static_cast<std::size_t>(best->failure.culprit);

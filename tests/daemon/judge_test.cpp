@@ -85,6 +85,13 @@ TEST_CASE("judge: the failure that explains the others is the answer's") {
        1,
        "rank 1: no kernel",
        true},
+      {"a skip hides no mismatch, whatever a communicator reports",
+       {{0, comm}, {1, skip}, {2, mismatch}},
+       Status::kFailed,
+       FailureKind::kMismatch,
+       2,
+       "rank 2: 7 is not 8",
+       true},
       {"an error of a communicator comes before an earlier mismatch",
        {{0, comm}, {1, mismatch}},
        Status::kError,
@@ -213,6 +220,10 @@ TEST_CASE("judge: a failed check, and the words of the rank whose check it is") 
   CHECK(Judged(reports).failure->rank == 1);
   reports[1].failure = {};
   CHECK(Judged(reports).error == "rank 2: an illegal address");
+  // Nor is it hidden by another rank's skip.
+  reports[2].failure = Failure(2, {CPPOOL_UNSUPPORTED, "no kernel"});
+  CHECK(Judged(reports).status == Status::kFailed);
+  CHECK(Judged(reports).failure->rank == 1);
 }
 
 TEST_CASE("judge: what ends the daemon, and what a rank reports that is not done") {
