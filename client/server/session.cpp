@@ -32,6 +32,9 @@ using protocol::FailureKind;
 
 constexpr std::size_t kMostWaiting = 64;       // requests of a client that have been read
 constexpr std::size_t kMostUnsent = 64 << 20;  // bytes of answers: a client that reads no more is dropped
+constexpr std::size_t kMostStderr = 64 << 20;  // bytes: a client that reads no more misses lines
+constexpr std::size_t kWritten = 1 << 20;      // bytes that are kept though they are written
+constexpr int kStderrWaitMs = 5000;            // for a client that reads nothing of them
 constexpr std::size_t kMostCommand = 60;       // characters of a client's command that others are shown
 
 Json Refused(const std::string& why, const std::optional<Json>& id) {
@@ -122,12 +125,15 @@ std::optional<protocol::LineReader::Line> Session::NextLine() {
       has_room = queue_.size() < kMostWaiting;
       idle = !working_ && queue_.empty();
     }
-    const bool flushed = Flush();
+    const bool flushed = Flush(), wrote = FlushStderr();
     if (last_ && idle && flushed) break;
     const auto events = static_cast<short>((has_room && !last_ ? POLLIN : 0) | (flushed ? 0 : POLLOUT));
-    pollfd fds[3] = {{socket_.get(), events, 0}, {wake_.fd(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
+    pollfd fds[4] = {{socket_.get(), events, 0},
+                     {wake_.fd(), POLLIN, 0},
+                     {pidfd_.get(), POLLIN, 0},
+                     {wrote ? -1 : errors_.get(), POLLOUT, 0}};
     // Without a limit: the other thread and the server wake it.
-    if (poll(fds, 3, -1) < 0) continue;
+    if (poll(fds, 4, -1) < 0) continue;
     if (fds[1].revents != 0) wake_.Clear();
     if ((fds[0].revents & (POLLHUP | POLLERR)) != 0 || fds[2].revents != 0 || host_.stopping()) break;
     if ((fds[0].revents & POLLIN) == 0 || Receive()) continue;
@@ -259,7 +265,8 @@ void Session::Work() {
       if (!IsGone()) given_up_ = false;
     }
     if (wake) Wake();
-    const Json answer = AnswerTo(*current_);
+    Json answer = AnswerTo(*current_);
+    EndStderr(answer);
     {
       const std::lock_guard lock(mutex_);
       ended_cancelled_ = protocol::FailedWith(answer, FailureKind::kCancelled);
@@ -377,10 +384,50 @@ void Session::Status(const std::optional<Json>& id) {
 
 void Session::TakeStderr(std::string_view line) {
   if (!errors_) return;
-  std::string text(line);
-  text += '\n';
-  // Without waiting: a client that does not read misses lines.
-  std::ignore = write(errors_.get(), text.data(), text.size());
+  bool first = false;
+  {
+    const std::lock_guard lock(output_);
+    if (stderr_.size() - written_ + line.size() >= kMostStderr) {
+      left_out_ += line.size() + 1;
+      return;
+    }
+    first = stderr_.empty();
+    stderr_.append(line) += '\n';
+  }
+  if (!FlushStderr() && first) Wake();  // the rest is for the thread that reads
+}
+
+bool Session::FlushStderr() {
+  const std::lock_guard lock(output_);
+  while (written_ < stderr_.size()) {
+    const ssize_t count = write(errors_.get(), stderr_.data() + written_, stderr_.size() - written_);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) {
+      if (written_ > kWritten) stderr_.erase(0, std::exchange(written_, 0));
+      return false;
+    }
+    if (count < 0) break;  // nobody reads it
+    written_ += static_cast<std::size_t>(count);
+  }
+  stderr_.clear();
+  written_ = 0;
+  return true;
+}
+
+void Session::EndStderr(Json& answer) {
+  while (!FlushStderr() && !IsGone()) {
+    pollfd ready = {errors_.get(), POLLOUT, 0};
+    if (poll(&ready, 1, kStderrWaitMs) != 0) continue;
+    const std::lock_guard lock(output_);
+    left_out_ += stderr_.size() - written_;
+    stderr_.resize(written_);
+  }
+  const std::lock_guard lock(output_);
+  if (left_out_ == 0) return;
+  Json& warnings = answer["warnings"];
+  if (!warnings.is_array()) warnings = Json::array();
+  warnings.push_back(std::to_string(std::exchange(left_out_, 0)) +
+                     " bytes of the daemon's stderr are left out, since the client did not read them");
 }
 
 void Session::TakeLog(std::string_view line) {

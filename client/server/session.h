@@ -75,6 +75,9 @@ class Session : private Caller {
   void Cancel(const Json& cancels, const std::optional<Json>& id);
   void Status(const std::optional<Json>& id);
 
+  bool FlushStderr();  // false: something is left
+  // Waits while the client reads it; what it has left out then is named in the answer.
+  void EndStderr(Json& answer);
   void Send(const Json& answer);
   void SendText(std::string text, bool may_be_left_out);
   bool Flush();  // false: something is left
@@ -100,9 +103,12 @@ class Session : private Caller {
   bool ended_cancelled_ = false;       // the one before it
   std::atomic<bool> given_up_{false};  // the current one was cancelled before its turn, or the client is gone
 
-  std::mutex output_;  // of the next two
+  std::mutex output_;  // of the next five
   std::string unsent_;
-  std::size_t sent_ = 0;  // of unsent_
+  std::size_t sent_ = 0;      // of unsent_
+  std::string stderr_;        // of the daemon, for errors_
+  std::size_t written_ = 0;   // of stderr_
+  std::size_t left_out_ = 0;  // bytes of it, since the last answer
 };
 
 }  // namespace cppool::server
