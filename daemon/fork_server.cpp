@@ -44,7 +44,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxFrame = 4 << 20;
 constexpr int kFrameNesting = 70;         // results have up to 60, in a report
 constexpr std::size_t kMostFrames = 256;  // of a rank that nobody takes
-constexpr std::size_t kTail = 4096, kLongestLine = 4096, kMostStacks = 64 << 10;
+constexpr std::size_t kTail = 4096, kMostStacks = 64 << 10;
+// Of a line: readers of stderr take 4096 bytes, with the label.
+constexpr std::size_t kLongestPart = 4096 - 16;
 constexpr std::size_t kMostAtOnce = 1 << 20;  // a pipe holds no more
 constexpr std::size_t kPageSize = 4096, kLongestStage = 256;
 constexpr std::chrono::seconds kSendLimit{10}, kEndLimit{5}, kSharedEndLimit{2};
@@ -272,6 +274,7 @@ void ForkedRank::TakeLine(std::string_view line) {
   else if (frames_.size() < kMostFrames)
     frames_.push_back(std::move(frame));
   else
+  if (name == "report" && TextOf(frame, "phase") == "case") WriteLines(true);
     broken_ = "sent more than " + std::to_string(kMostFrames) + " frames that were not asked for";
   changed_.notify_all();
 }
@@ -318,21 +321,21 @@ void ForkedRank::TakeOutput(std::string_view bytes) {
 void ForkedRank::WriteLines(bool all) {
   std::string text;
   std::size_t from = 0;
-  const auto add = [&](std::size_t end) {
-    text += "[rank " + std::to_string(rank_) + "] ";
+  const auto add = [&](std::size_t end, bool goes_on = false) {
+    text += "[rank " + std::to_string(rank_) + (goes_on ? "+] " : "] ");
     text.append(line_, from, end - from);
     text += '\n';
   };
   while (from < line_.size()) {
     const std::size_t newline = line_.find('\n', from);
-    const std::size_t end = std::min(newline, from + kLongestLine);
+    const std::size_t end = std::min(newline, from + kLongestPart);
     if (end > line_.size()) {  // it has not ended
       if (!all) break;
       add(line_.size());
       from = line_.size();
       break;
     }
-    add(end);
+    add(end, end != newline);
     from = end == newline ? end + 1 : end;
   }
   line_.erase(0, from);

@@ -39,8 +39,8 @@ class ForkedRank : public RankProcess {
 
   bool Send(const protocol::Json& frame) override;
   Place Where() const override;
-  // Whole lines of its output go to this process's stderr, labelled with the rank, up to `most_output` bytes
-  // of a case.
+  // Whole lines of its output go to this process's stderr, up to `most_output` bytes of a case, each with the
+  // label "[rank N] "; a long line in parts, whose label is "[rank N+] " but for the last one.
   void BeginCase() override;
 
  private:

@@ -4,11 +4,17 @@
 
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/command/command.h"
@@ -145,6 +151,59 @@ Json Environment() {
   return env;
 }
 
+// What the ranks write is the script's output; the other lines of the daemon's stderr are the daemon's. On a
+// thread of its own, so that what the reader of this program's output has not taken yet is not lost.
+class ScriptOutput {
+ public:
+  explicit ScriptOutput(const Streams& streams) : streams_(streams), thread_([this] { Write(); }) {}
+  ~ScriptOutput() {  // when all is written
+    Change([this] { over_ = true; });
+    thread_.join();
+    for (const auto& [rank, part] : parts_) streams_.out << part << std::flush;
+  }
+
+  // One thread.
+  void Take(std::string_view line) {
+    const std::size_t end = line.starts_with("[rank ") ? line.find("] ") : std::string_view::npos;
+    if (end == std::string_view::npos) return Change([&] { err_.append(line) += '\n'; });
+    std::string_view rank = line.substr(0, end);
+    const bool goes_on = rank.ends_with('+');
+    if (goes_on) rank.remove_suffix(1);
+    std::string& part = parts_[std::string(rank)];
+    part += line.substr(end + 2);
+    if (goes_on) return;
+    Change([&] { out_.append(part) += '\n'; });
+    part.clear();
+  }
+
+ private:
+  template <typename Function>
+  void Change(Function change) {
+    const std::lock_guard lock(mutex_);
+    change();
+    changed_.notify_one();
+  }
+  void Write() {
+    for (std::unique_lock lock(mutex_);;) {
+      changed_.wait(lock, [this] { return over_ || !out_.empty() || !err_.empty(); });
+      const std::string out = std::exchange(out_, ""), err = std::exchange(err_, "");
+      if (out.empty() && err.empty()) return;
+      lock.unlock();
+      streams_.out << out << std::flush;
+      streams_.err << err << std::flush;
+      lock.lock();
+    }
+  }
+
+  const Streams& streams_;
+  std::map<std::string, std::string> parts_;  // of lines that have not ended, by rank
+  std::mutex mutex_;                          // of the next four
+  std::condition_variable changed_;
+  std::string out_, err_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
 int RunScript(const Torchrun& run, const Streams& streams) {
   const std::string cwd = std::filesystem::current_path().string();
   const std::filesystem::path script = std::filesystem::path(cwd) / run.script;
@@ -158,14 +217,6 @@ int RunScript(const Torchrun& run, const Streams& streams) {
   }
   options.attach = run.attach;
   options.start_limit = std::chrono::seconds(120);
-  // What the ranks write is the script's output; the rest is the daemon's.
-  options.on_stderr = [&](std::string_view line) {
-    const std::size_t end = line.starts_with("[rank ") ? line.find("] ") : std::string_view::npos;
-    if (end != std::string_view::npos)
-      streams.out << line.substr(end + 2) << std::endl;
-    else
-      streams.err << line << std::endl;
-  };
   RunOptions how;
   how.deadline = ToMilliseconds(run.deadline);
   how.verdict = false;
@@ -175,20 +226,33 @@ int RunScript(const Torchrun& run, const Streams& streams) {
                     {"cwd", cwd},
                     {"env", Environment()}}
                    .dump();
-  try {
-    options.log_level = "error";
-    Pool pool(options);
-    const Result result = pool.Run(Json::object(), how);
-    if (result.ok()) return kSuccess;
-    streams.err << "cppool torchrun: " << result.error << "\n";
-    for (const Rank& rank : result.ranks)
-      if (result.failure && result.failure->rank == rank.rank) streams.err << rank.traceback;
-    for (const Rank& rank : result.ranks)
-      if (!rank.error.empty() && !(result.failure && result.failure->rank == rank.rank))
-        streams.err << "rank " << rank.rank << ": " << rank.error << "\n";
-  } catch (const PoolError& error) {
-    streams.err << "cppool torchrun: " << error.what() << "\n";
+  options.log_level = "error";
+  std::optional<Result> result;
+  std::string error;
+  {
+    ScriptOutput output(streams);
+    options.on_stderr = [&](std::string_view line) { output.Take(line); };
+    try {
+      Pool pool(options);
+      result = pool.Run(Json::object(), how);
+      pool.StderrTail();  // all has been read
+    } catch (const PoolError& thrown) {
+      error = thrown.what();
+    }
   }
+  if (!result) {
+    streams.err << "cppool torchrun: " << error << "\n";
+    return kFailure;
+  }
+  for (const std::string& warning : result->warnings)
+    streams.err << "cppool torchrun: warning: " << warning << "\n";
+  if (result->ok()) return kSuccess;
+  streams.err << "cppool torchrun: " << result->error << "\n";
+  for (const Rank& rank : result->ranks)
+    if (result->failure && result->failure->rank == rank.rank) streams.err << rank.traceback;
+  for (const Rank& rank : result->ranks)
+    if (!rank.error.empty() && !(result->failure && result->failure->rank == rank.rank))
+      streams.err << "rank " << rank.rank << ": " << rank.error << "\n";
   return kFailure;
 }
 
