@@ -242,7 +242,7 @@ std::string ForkedRank::WaitForStacks(Clock::time_point limit) {
 void ForkedRank::BeginCase() {
   RankProcess::BeginCase();
   const std::lock_guard lock(mutex_);
-  written_ = 0;
+  written_ = unread_ = 0;
 }
 
 void ForkedRank::Read() {
@@ -314,6 +314,7 @@ void ForkedRank::TakeOutput(std::string_view bytes) {
   if (full)
     line_ += "\n(more than " + std::to_string(most_output_) +
              " bytes of output: the rest of this case's is dropped)\n";
+    if (written_ > most_output_) TellLeftOut();
   if (line_.size() > kMostAtOnce) WriteLines(false);
 }
 
@@ -323,6 +324,16 @@ void ForkedRank::WriteLines(bool all) {
   std::size_t from = 0;
   const auto add = [&](std::size_t end, bool goes_on = false) {
     text += "[rank " + std::to_string(rank_) + (goes_on ? "+] " : "] ");
+void ForkedRank::TellLeftOut() {
+  left_out_.clear();
+  if (written_ > most_output_)
+    left_out_ = std::to_string(written_) + " bytes of output: what follows the first " +
+                std::to_string(most_output_) + " is left out";
+  if (unread_ > 0)
+    left_out_ += (left_out_.empty() ? "" : "; ") + std::to_string(unread_) +
+                 " bytes of output are left out, since nobody read the daemon's stderr for a second";
+}
+
     text.append(line_, from, end - from);
     text += '\n';
   };
@@ -341,9 +352,15 @@ void ForkedRank::WriteLines(bool all) {
   line_.erase(0, from);
   for (std::string_view rest = text; !rest.empty();) {
     pollfd ready = {STDERR_FILENO, POLLOUT, 0};
-    if (poll(&ready, 1, kStderrWaitMs) <= 0) return;
-    const ssize_t count = write(STDERR_FILENO, rest.data(), std::min<std::size_t>(rest.size(), PIPE_BUF));
-    if (count <= 0) return;
+    const ssize_t count =
+        poll(&ready, 1, kStderrWaitMs) <= 0
+            ? 0
+            : write(STDERR_FILENO, rest.data(), std::min<std::size_t>(rest.size(), PIPE_BUF));
+    if (count <= 0) {
+      const std::lock_guard lock(mutex_);
+      unread_ += rest.size();
+      return TellLeftOut();
+    }
     rest.remove_prefix(static_cast<std::size_t>(count));
   }
 }

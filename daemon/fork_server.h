@@ -59,6 +59,7 @@ class ForkedRank : public RankProcess {
   void ReadStacks();
   void TakeOutput(std::string_view bytes);
   void WriteLines(bool all);
+  void TellLeftOut();  // with `mutex_`
   void TakeLine(std::string_view line);
   void Close(std::string how);  // it has ended: reads the rest
   void Break(const std::string& why);
@@ -78,6 +79,7 @@ class ForkedRank : public RankProcess {
   std::mutex sending_;
 };
 
+  std::size_t unread_ = 0;                // of those, labels included, that stderr did not take
 class ForkServer : public RankServer {
  public:
   struct Options {

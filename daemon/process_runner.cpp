@@ -292,6 +292,8 @@ void ProcessRunner::Done(int index) {
     report = own;
   }
   meeting_->Leave(index, report.failure.status);
+    if (std::string left_out = At(index).process->LeftOut(); !left_out.empty())
+      own.warnings.push_back(std::move(left_out));
   sink_(std::move(report));
 }
 

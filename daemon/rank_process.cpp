@@ -46,9 +46,15 @@ std::string RankProcess::Output() const {
   return tail_;
 }
 
+std::string RankProcess::LeftOut() const {
+  const std::lock_guard lock(mutex_);
+  return left_out_;
+}
+
 void RankProcess::BeginCase() {
   const std::lock_guard lock(mutex_);
   tail_.clear();
+  left_out_.clear();
   stacks_text_.clear();
 }
 

@@ -55,6 +55,8 @@ class RankProcess {
   std::string Stacks() const;
   // The end of what it and its children have written since BeginCase: at most 4 kB.
   std::string Output() const;
+  // Which part of it since then is not on stderr, for people; empty: all is there.
+  std::string LeftOut() const;
   virtual void BeginCase();
 
  protected:
@@ -63,7 +65,7 @@ class RankProcess {
   mutable std::condition_variable changed_;
   std::deque<protocol::Json> frames_;
   std::optional<std::string> end_;
-  std::string stacks_text_, tail_;
+  std::string stacks_text_, tail_, left_out_;
 };
 
 // What a fork server says when it is ready.

@@ -110,15 +110,19 @@ void ProcessAgent::Fork(const Json& job, Json& answer) {
     std::thread([this, world, i, about] {
       pthread_setname_np(pthread_self(), "of rank");
       RankProcess& rank = *world->ranks[i];
+      const auto add_output = [&rank](Json& frame) {
+        frame["output"] = rank.Output();
+        frame["left_out"] = rank.LeftOut();
+      };
       while (auto data = rank.Next()) {
         Json frame = about("of_rank");
-        if (data->value("frame", "") == "report") frame["output"] = rank.Output();
+        if (data->value("frame", "") == "report") add_output(frame);
         frame["data"] = std::move(*data);
         head_.Send(frame);
       }
       Json frame = about("ended");
       frame["how"] = rank.End().value_or("ended");
-      frame["output"] = rank.Output();
+      add_output(frame);
       frame["stacks"] = rank.Stacks();
       frame["place"] = ToJson(rank.Where());
       head_.Send(frame);

@@ -55,7 +55,10 @@ class AgentServers::Rank : public RankProcess {
   void Take(Json frame) {
     const std::lock_guard lock(mutex_);
     if (frame.at("world") != world_ || end_) return;
-    if (frame.contains("output")) tail_ = frame.at("output");
+    if (frame.contains("output")) {
+      tail_ = frame.at("output");
+      left_out_ = frame.at("left_out");
+    }
     if (frame.at("frame") == "ended") {
       stacks_text_ = frame.at("stacks");
       place_ = PlaceFrom(frame.at("place"));

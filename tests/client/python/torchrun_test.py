@@ -51,3 +51,9 @@ def test_long_lines_stay_one_line_and_the_last_need_not_end(torchrun):
         for rank in "01":
             lines = [line for line in done.stdout.splitlines() if line.endswith(rank)]
             assert lines == [rank * size for size in (4079, 4080, 4081, 4096, 10_000, 300_000)] + [f"no end {rank}"], [len(line) for line in lines]
+
+
+def test_too_much_output_is_told(torchrun):
+    done = torchrun("import os\nif os.environ['RANK'] == '1':\n    for _ in range(65): print('x' * (1 << 20))\n", "--nproc-per-node=2")
+    assert done.returncode == 0 and "warning: rank 1: " in done.stderr and "what follows the first 67108864 is left out" in done.stderr, done.stderr
+    assert done.stdout.count("\n") > 64
