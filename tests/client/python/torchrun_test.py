@@ -57,3 +57,16 @@ def test_too_much_output_is_told(torchrun):
     done = torchrun("import os\nif os.environ['RANK'] == '1':\n    for _ in range(65): print('x' * (1 << 20))\n", "--nproc-per-node=2")
     assert done.returncode == 0 and "warning: rank 1: " in done.stderr and "what follows the first 67108864 is left out" in done.stderr, done.stderr
     assert done.stdout.count("\n") > 64
+
+
+def test_a_module_of_the_folder_it_is_started_in_is_loaded_anew(torchrun, tmp_path, monkeypatch):
+    """It is found by PYTHONPATH, and not in the script's folder."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "there"))
+    for value in ("one", "another"):
+        (tmp_path / "here" / "of_cwd.py").write_text(f"value = {value!r}\n")
+        (tmp_path / "there" / "of_path.py").write_text(f"value = {value!r}\n")
+        done = torchrun("import os, sys\nsys.path.insert(0, os.getcwd())\nimport of_cwd, of_path\nprint(of_cwd.value, of_path.value)\n",
+                        "--nproc-per-node=1", cwd=tmp_path / "here")
+        assert done.stdout == f"{value} {value}\n", done
