@@ -76,11 +76,7 @@ void ProcessRunner::RunRank(int index) {
     SetPhase(index, RankPhase::kRunning);
     RunCase(index);
   } else if (all) {
-    Fail(index,
-         {{CPPOOL_INVALID_REQUEST, "pytest has found other items on this rank than on rank 0"},
-          "",
-          FailureOrigin::kOwn},
-         "");
+    Fail(index, {{CPPOOL_INVALID_REQUEST, DifferentItems(index)}, "", FailureOrigin::kOwn}, "");
   } else if (loaded) {
     Fail(index,
          {{CPPOOL_INTERNAL, "not started, since another rank could not begin",
@@ -113,6 +109,7 @@ bool ProcessRunner::Load(int index) {
       return false;
     }
     rank.items = TextOf(*answer, "digest");
+    rank.collected = protocol::JsonText(answer->value("collected", Json()));
     {
       const std::lock_guard lock(mutex_);
       rank.report.replace = TextOf(*answer, "replace");
@@ -126,6 +123,13 @@ bool ProcessRunner::Load(int index) {
 }
 
 bool ProcessRunner::HasSameItems(int index) const { return At(index).items == At(0).items; }
+
+std::string ProcessRunner::DifferentItems(int index) const {
+  const std::string &own = At(index).collected, &first = At(0).collected;
+  return "pytest has found " + own + " items on this rank and " +
+         (own == first ? "as many on rank 0, with other names or in another order" : first + " on rank 0") +
+         ": names of tests must not depend on the rank, nor on the order of a set";
+}
 
 void ProcessRunner::RunCase(int index) {
   const HostScope scope(HostOf(index), "run case");
@@ -288,12 +292,12 @@ void ProcessRunner::Done(int index) {
     const std::lock_guard lock(mutex_);
     RankReport& own = At(index).report;
     own.phase = RankPhase::kDone;
+    if (std::string left_out = At(index).process->LeftOut(); !left_out.empty())
+      own.warnings.push_back(std::move(left_out));
     if (own.failure.origin != FailureOrigin::kNone) own.output = At(index).process->Output();
     report = own;
   }
   meeting_->Leave(index, report.failure.status);
-    if (std::string left_out = At(index).process->LeftOut(); !left_out.empty())
-      own.warnings.push_back(std::move(left_out));
   sink_(std::move(report));
 }
 

@@ -53,7 +53,8 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   struct Rank {
     std::shared_ptr<RankProcess> process;
     RankReport report;  // under `mutex_`
-    std::string items;  // of pytest: a digest of their names; of the rank's thread until all have loaded
+    // Of pytest: a digest of their names, and how many; of the rank's thread until all have loaded.
+    std::string items, collected;
     bool begun = false, lost = false;
     bool ended = false;                  // lost, and not since the run was aborted
     std::optional<RankReport> at_abort;  // where it was
@@ -64,6 +65,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   void RunRank(int rank);
   bool Load(int rank);
   bool HasSameItems(int rank) const;
+  std::string DifferentItems(int rank) const;  // for people
   void RunCase(int rank);
   // A rank waits for a decision about its iterations.
   void Decide(int rank, const protocol::Json& mark);
