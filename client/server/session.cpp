@@ -266,12 +266,12 @@ void Session::Work() {
     }
     if (wake) Wake();
     Json answer = AnswerTo(*current_);
-    EndStderr(answer);
     {
       const std::lock_guard lock(mutex_);
       ended_cancelled_ = protocol::FailedWith(answer, FailureKind::kCancelled);
       current_->work = Json();  // it can no longer be cancelled
     }
+    EndStderr(answer);
     Send(answer);
   }
   Wake();  // perhaps it was all

@@ -190,6 +190,25 @@ TEST_CASE("what a case writes goes to its client, before the answer") {
   }
 }
 
+TEST_CASE("a client that does not read what a case writes is told how much is left out") {
+  const Serve server;
+  std::atomic<bool> reads{false};
+  PoolOptions options = server.Fake();
+  options.on_stderr = [&](std::string_view) {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);  // a backstop
+         !reads && std::chrono::steady_clock::now() < end;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Pool pool(options);
+  std::string text;  // more than the pipe and the client take
+  for (int i = 0; i < 10000; ++i) text += "line " + std::to_string(i) + " of a case that writes much\n";
+  const Result result = pool.Run({{"do", "say"}, {"text", text}});
+  reads = true;
+  CHECK(result.ok());
+  REQUIRE(result.warnings.size() == 1);
+  CHECK(Has(result.warnings[0], " bytes of the daemon's stderr are left out"));
+}
+
 TEST_CASE("cancel, status and progress are of the client's own request") {
   const Serve server;
   std::atomic<int> progress{0};
