@@ -29,6 +29,7 @@
 #include "daemon/log.h"
 #include "daemon/process.h"
 #include "daemon/process_frames.h"
+#include "daemon/shared_memory.h"
 #include "daemon/start_error.h"
 #include "daemon/timeout_report.h"
 #include "protocol/parameters.h"
@@ -129,12 +130,17 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
 // faulthandler of a rank writes the stacks of all threads. It interrupts system calls.
 const int kStacksSignal = SIGRTMAX - 3;
 
-// kStopped; empty: nothing worth saying.
-std::string StateOf(pid_t pid) {
+// As stat(5) of /proc has it; 'X': there is no such process.
+char StateOf(pid_t pid) {
   std::string text;
   std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
   const std::size_t after = text.rfind(") ");
-  const char state = after == std::string::npos ? '?' : text[after + 2];
+  return after == std::string::npos ? 'X' : text[after + 2];
+}
+
+// kStopped; empty: nothing worth saying.
+std::string DescribeState(pid_t pid) {
+  const char state = StateOf(pid);
   if (state == 'T' || state == 't') return kStopped;
   return state == 'D' ? "it is in a wait of the kernel that nothing interrupts" : "";
 }
@@ -268,13 +274,13 @@ void ForkedRank::TakeLine(std::string_view line) {
   }
   const std::string name = frame.is_object() ? TextOf(frame, "frame") : "";
   if (name.empty()) return Break("sent an object without \"frame\"");
+  if (name == "report" && TextOf(frame, "phase") == "case") WriteLines(true);
   const std::lock_guard lock(mutex_);
   if (name == "stacks")
     answer_ = std::move(frame);
   else if (frames_.size() < kMostFrames)
     frames_.push_back(std::move(frame));
   else
-  if (name == "report" && TextOf(frame, "phase") == "case") WriteLines(true);
     broken_ = "sent more than " + std::to_string(kMostFrames) + " frames that were not asked for";
   changed_.notify_all();
 }
@@ -308,22 +314,16 @@ void ForkedRank::TakeOutput(std::string_view bytes) {
     tail_ += bytes;
     if (tail_.size() > kTail) tail_.erase(0, tail_.size() - kTail);
     full = before <= most_output_ && written_ > most_output_;
+    if (written_ > most_output_) TellLeftOut();
     if (before > most_output_) return;
   }
   line_ += bytes;
   if (full)
     line_ += "\n(more than " + std::to_string(most_output_) +
              " bytes of output: the rest of this case's is dropped)\n";
-    if (written_ > most_output_) TellLeftOut();
   if (line_.size() > kMostAtOnce) WriteLines(false);
 }
 
-// Waits a little where nobody reads stderr; then the lines are lost.
-void ForkedRank::WriteLines(bool all) {
-  std::string text;
-  std::size_t from = 0;
-  const auto add = [&](std::size_t end, bool goes_on = false) {
-    text += "[rank " + std::to_string(rank_) + (goes_on ? "+] " : "] ");
 void ForkedRank::TellLeftOut() {
   left_out_.clear();
   if (written_ > most_output_)
@@ -334,6 +334,12 @@ void ForkedRank::TellLeftOut() {
                  " bytes of output are left out, since nobody read the daemon's stderr for a second";
 }
 
+// Waits a little where nobody reads stderr; then the lines are lost.
+void ForkedRank::WriteLines(bool all) {
+  std::string text;
+  std::size_t from = 0;
+  const auto add = [&](std::size_t end, bool goes_on = false) {
+    text += "[rank " + std::to_string(rank_) + (goes_on ? "+] " : "] ");
     text.append(line_, from, end - from);
     text += '\n';
   };
@@ -458,7 +464,11 @@ ForkServer::~ForkServer() {
   Send({{"frame", "bye"}});
   {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kEndLimit, [&] { return !gone_.empty(); })) kill(-pid_, SIGKILL);
+    const auto gone = [&] { return !gone_.empty(); };
+    if (!changed_.wait_for(lock, kEndLimit, gone)) {
+      kill(-pid_, SIGKILL);
+      changed_.wait_for(lock, kSharedEndLimit, gone);
+    }
   }
   EndThread();
   if (child_ > 0 && !options_.shared) waitpid(child_, nullptr, 0);
@@ -573,11 +583,23 @@ void ForkServer::Gone() {
     if (!options_.shared || !ready || status != 0) how = base::DescribeStatus(status);
     child_ = 0;
   }
-  const std::lock_guard lock(mutex_);
-  gone_ = how;
-  for (const auto& rank : ranks_) rank->Close("was killed, since the fork server " + how);
-  ranks_.clear();
-  changed_.notify_all();
+  std::vector<std::shared_ptr<ForkedRank>> ranks;
+  {
+    const std::lock_guard lock(mutex_);
+    gone_ = how;
+    for (const auto& rank : ranks_) rank->Close("was killed, since the fork server " + how);
+    ranks.swap(ranks_);
+    changed_.notify_all();
+  }
+  // They die a moment after it. Of one that does not, the names stay.
+  const auto end = Clock::now() + kSharedEndLimit;
+  for (const auto& rank : ranks) {
+    const pid_t pid = rank->pid();
+    const auto over = [pid] { return StateOf(pid) == 'Z' || StateOf(pid) == 'X'; };
+    while (pid > 0 && !over() && Clock::now() < end) poll(nullptr, 0, kRetryMs);
+    if (pid > 0 && over())
+      RemoveSharedMemory({std::to_string(pid), std::to_string(rank->port_)}, rank->since_);
+  }
 }
 
 std::string ForkServer::VisibleDevices(BackendChoice backend, int ranks) {
@@ -611,6 +633,8 @@ std::shared_ptr<ForkedRank> ForkServer::MakeRank(const Seats& seats, int number)
   rank->socket_ = std::move(ours);
   rank->output_ = std::move(output);
   rank->stacks_ = std::move(stacks);
+  rank->port_ = seats.port;
+  clock_gettime(CLOCK_REALTIME_COARSE, &rank->since_);
   {
     const std::lock_guard lock(mutex_);
     ranks_.push_back(rank);
@@ -667,7 +691,7 @@ RankServer::Look ForkServer::LookAt(RankProcess& process, bool stacks, Clock::ti
     look.stacks = std::move(*told);
     return look;
   }
-  look.state = StateOf(rank.pid());
+  look.state = DescribeState(rank.pid());
   if (stacks) {
     Kill(rank, kStacksSignal);
     look.text = rank.WaitForStacks(Clock::now() + kSignalLimit);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,8 +59,8 @@ class ForkedRank : public RankProcess {
   void ReadOutput();
   void ReadStacks();
   void TakeOutput(std::string_view bytes);
-  void WriteLines(bool all);
   void TellLeftOut();  // with `mutex_`
+  void WriteLines(bool all);
   void TakeLine(std::string_view line);
   void Close(std::string how);  // it has ended: reads the rest
   void Break(const std::string& why);
@@ -70,16 +71,18 @@ class ForkedRank : public RankProcess {
   bool at_end_ = false;  // of the socket; of the reading thread, as the next ones
   protocol::LineReader lines_;
   std::string line_;  // of output, that has not ended
+  int port_ = 0;      // of its world's store
+  timespec since_{};  // it is forked after this
 
   // Under `mutex_`.
   pid_t pid_ = 0;
   std::optional<protocol::Json> answer_;  // to AskStacks
   std::string broken_;                    // why it is to be killed; empty: it is not
   std::size_t written_ = 0;               // bytes of output since BeginCase
+  std::size_t unread_ = 0;                // of those, labels included, that stderr did not take
   std::mutex sending_;
 };
 
-  std::size_t unread_ = 0;                // of those, labels included, that stderr did not take
 class ForkServer : public RankServer {
  public:
   struct Options {

@@ -139,14 +139,28 @@ TEST_CASE("Python ranks run, are where they say, write lines, and are replaced")
 
 TEST_CASE("the end of a fork server ends its Python ranks") {
   const bool shared = GENERATE(false, true);
+  const Cases cases(
+      "import os, time\n"
+      "def leaves(world):\n"
+      "    port, pid = os.environ['MASTER_PORT'], os.getpid()\n"
+      "    for name in (f'cppool_{pid}_0', f'buffer_{port}_0', f'cppool_{pid}1'):\n"
+      "        open(f'/dev/shm/{name}', 'w').close()\n"
+      "    with world.stage(port): time.sleep(1000)\n");
   ForkServer server(WithPython(shared), Soon());
   const auto world = server.Fork(2, "none", Soon());
+  std::thread stuck([&] { CHECK(Call(*world.ranks[1], cases, "leaves", 1).is_null()); });
+  CHECK(Eventually([&] { return !world.ranks[1]->Where().stage.empty(); }));
+  const std::string start = "/dev/shm/cppool_" + std::to_string(PidOf(world.ready[1]));
   kill(ParentOf(PidOf(world.ready[0])), SIGKILL);
+  stuck.join();
   const std::string how = shared ? "the fork server has ended" : "the fork server was killed by signal 9";
   for (const auto& rank : world.ranks) {
     CHECK(rank->WaitEnd(Soon()));
     CHECK_THAT(rank->End().value_or(""), ContainsSubstring(how));
   }
+  for (const std::string& name : {start + "_0", "/dev/shm/buffer_" + world.ranks[1]->Where().stage + "_0"})
+    CHECK(Eventually([&] { return access(name.c_str(), F_OK) != 0; }));
+  CHECK(unlink((start + "1").c_str()) == 0);  // has another number
   CHECK_THAT(server.Changed(Soon()).front(), ContainsSubstring(how));
   CHECK_THROWS_WITH(server.Fork(1, "none", Soon()), ContainsSubstring(how));
 }
