@@ -113,15 +113,24 @@ def call(name: str, *arguments: Any) -> Any:
     raise RuntimeError(answer.get("error", "cppool: out of memory"))
 
 
-def text_of(value: Mapping[str, Any], what: str) -> bytes:
-    """As JSON. Throws ValueError or TypeError that names the member which JSON cannot express."""
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can express it: not what stands for bytes of a path or variable that are none."""
     try:
-        return json.dumps(value, allow_nan=False).encode()
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def text_of(value: Mapping[str, Any], what: str) -> bytes:
+    """As JSON in UTF-8. Throws ValueError or TypeError that names the member which these cannot express, without a text's value, which may be a secret."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         refused = error
     for key, member in value.items():
         _refuse(member, key)
-    raise type(refused)(f"{what}: {refused}")
+    raise (ValueError if isinstance(refused, UnicodeError) else type(refused))(f"{what}: {refused}")
 
 
 def _refuse(value: Any, where: str, depth: int = 0) -> None:
@@ -130,15 +139,20 @@ def _refuse(value: Any, where: str, depth: int = 0) -> None:
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             raise ValueError(f"{where} is {value!r}, which JSON cannot express: give a finite number")
+    elif isinstance(value, str):
+        if not is_text(value):
+            raise ValueError(f"{where} has characters that UTF-8 cannot express: give text (bytes of another encoding are none)")
     elif isinstance(value, Mapping):
         for key, member in value.items():
             if not isinstance(key, (str, int, float, type(None))):
                 raise TypeError(f"{where} has the key {key!r}: keys are strings")
+            if isinstance(key, str) and not is_text(key):
+                raise ValueError(f"{where} has the key {key!r}, which UTF-8 cannot express")
             _refuse(member, f"{where}[{key!r}]", depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, member in enumerate(value):
             _refuse(member, f"{where}[{index}]", depth + 1)
-    elif value is not None and not isinstance(value, (str, int, bool)):
+    elif value is not None and not isinstance(value, (int, bool)):
         kind = type(value).__module__ + "." + type(value).__qualname__
         raise TypeError(f"{where} is a {kind}, which JSON cannot express: give a number, a string, a boolean, a list or None")
 

@@ -8,7 +8,7 @@ import threading
 import unittest
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
-from ._library import Handle, NoAnswer, entries, text_of
+from ._library import Handle, NoAnswer, entries, is_text, text_of
 from ._library import call as call_library
 from ._result import LostAttempt, Result
 from ._suite import Cell
@@ -65,8 +65,9 @@ def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: S
 
 
 def caller() -> dict[str, Any]:
-    """This process's folder and sys.path, as members of `python`."""
-    return {"path": [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)], "cwd": os.getcwd()}
+    """This process's folder and sys.path, as members of `python`, without entries that a request cannot have."""
+    path = [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)]
+    return {"path": [folder for folder in path if is_text(folder)], "cwd": os.getcwd()}
 
 
 def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tuple[Any, Any]]:

@@ -171,6 +171,19 @@ def test_arguments_that_are_no_json(pool):
         pool.call(function("passes"), argv=["a"])
 
 
+def test_text_that_is_no_utf8(pool, monkeypatch, tmp_path):
+    """The member is named, and no value: it may be a secret. A folder of such a name holds up no call."""
+    secret = "s3cret-value\udc80"
+    for ask, where in ((lambda: pool.call(function("passes"), env={"TOKEN": secret}), r"python\['env'\]\['TOKEN'\]"),
+                       (lambda: pool.call(function("passes"), {"text": secret}), r"python\['kwargs'\]\['text'\]"),
+                       (lambda: cppool.Pool(2, python=True, environment={"TOKEN": secret}), r"environment\['TOKEN'\]")):
+        with pytest.raises(ValueError, match=where) as caught:
+            ask()
+        assert "UTF-8" in str(caught.value) and "s3cret" not in str(caught.value)
+    monkeypatch.syspath_prepend(os.fsdecode(os.fsencode(tmp_path) + b"/\x80"))
+    assert pool.call(function("passes"), {"text": "h\u00e9, \U0001f642"}).ok
+
+
 @pytest.mark.parametrize("what", ["file", "deep", "long"])
 def test_a_result_that_cannot_be_sent(pool, what):
     result = pool.call(function("unsendable"), {"what": what})
