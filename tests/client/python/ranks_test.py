@@ -369,6 +369,13 @@ class TestCode:
         assert self.value(world, str(tmp_path / "tests" / "deep"), path=[str(tmp_path / "lib")], cwd=str(tmp_path))[1] == [
             "tests.deep.case", 5, 6, str(tmp_path)]
 
+    def test_a_folder_of_the_caller_that_is_named_python(self, world, write, tmp_path):
+        """Only those of an installation, which have a version, are not taken from the caller's sys.path."""
+        (tmp_path / "python").mkdir()
+        (tmp_path / "python" / "beside.py").write_text("x = 7")
+        folder = write(case="import sys, beside\ndef f(): return [beside.x, '/nonexistent/lib/python3.2' in sys.path]")
+        assert self.value(world, folder, path=[str(tmp_path / "python"), "/nonexistent/lib/python3.2"])[1] == [7, False]
+
     def test_what_a_library_changes_at_each_import_is_its_own(self, world, write, tmp_path):
         library = tmp_path / "site-packages" / "lib"  # not of the user
         library.mkdir(parents=True)

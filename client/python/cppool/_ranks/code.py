@@ -15,7 +15,7 @@ _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BELOW = re.compile(f"^{re.escape(_OWN)}|^<frozen |/(_pytest|pluggy)/")
 # Entries of sys.path that are of an installation: the rank has those of its own Python.
 _OF_INSTALLATION = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/")
-_INSTALLED = re.compile(r"(^|/)(python[\d.]*(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
+_INSTALLED = re.compile(r"(^|/)(python\d[\d.]*t?(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
 
 MAX_DIGESTS = 4096
 
