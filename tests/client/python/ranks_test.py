@@ -358,6 +358,17 @@ class TestCode:
         folder = write(json="def f():\n  import json\n  return json.dumps([1])")
         assert self.value(world, folder, "json:f")[1] == "[1]"
 
+    def test_file_with_dots_in_its_name(self, world, write, tmp_path):
+        folder = write(**{"case.v1": "def f(): return __name__"})
+        assert self.value(world, folder, "case.v1:f")[1] == "case.v1"
+        write(**{"case.v1": "def f(): return 2"})
+        reloaded, value = self.value(world, folder, "case.v1:f")
+        assert "case.v1" in reloaded and value == 2
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package" / "__init__.py").write_text("x = 3")
+        (tmp_path / "package" / "case.v1.py").write_text("import package\ndef f(): return package.x")
+        assert self.value(world, f"{folder}/package", "case.v1:f")[1] == 3
+
     def test_package_and_path(self, world, tmp_path):
         (tmp_path / "tests" / "deep").mkdir(parents=True)
         (tmp_path / "lib").mkdir()

@@ -210,10 +210,11 @@ class Code:
         file = os.path.abspath(file)
         dropped = self.prepare(file, frame)
         stem = os.path.splitext(os.path.basename(file))[0]
-        folder = os.path.dirname(file)
+        folder, packages = os.path.dirname(file), []
         while os.path.isfile(os.path.join(folder, "__init__.py")):
             folder, package = os.path.split(folder)
-            stem = f"{package}.{stem}"
+            packages.insert(0, package)
+        stem = ".".join([*packages, stem])
         module = sys.modules.get(stem)
         if module is not None and os.path.abspath(getattr(module, "__file__", None) or "") != file:
             if stem in set(self.users_modules()):  # a file of that name in another folder
@@ -222,8 +223,8 @@ class Code:
                 stem = f"_case_{stem}"
             module = sys.modules.get(stem)
         if module is None:
-            if "." in stem:
-                importlib.import_module(stem.rpartition(".")[0])
+            if packages:
+                importlib.import_module(".".join(packages))
             spec = importlib.util.spec_from_file_location(stem, file)
             module = sys.modules[stem] = importlib.util.module_from_spec(spec)
             try:
