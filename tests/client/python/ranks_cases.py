@@ -1,5 +1,6 @@
 """Cases for the tests of Python ranks. `meet` stands for a collective where there is no torch."""
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -192,4 +193,30 @@ async def coroutine(world):
     pass
 
 
+def wrap(function):
+    @functools.wraps(function)
+    def wrapper(**arguments):
+        return function(**arguments)
+    return wrapper
+
+
+wrapped_coroutine = wrap(coroutine)
+
+
+@wrap
+def wrapped_generator(world):
+    yield
+
+
+@wrap
+async def wrapped_async_generator(world):
+    yield
+
+
+class AsyncCallable:
+    async def __call__(self, world):
+        pass
+
+
+async_callable = AsyncCallable()
 not_callable = 3

@@ -261,6 +261,14 @@ def test_what_cannot_be_loaded(world, target, error):
     assert run(world, "passes").status == "passed"
 
 
+@pytest.mark.parametrize("name, shown", [("wrapped_coroutine", "coroutine"), ("wrapped_generator",) * 2, ("wrapped_async_generator",) * 2,
+                                         ("async_callable", "AsyncCallable")])
+def test_what_would_pass_without_having_run(world, name, shown):
+    outcome = run(world, name)
+    assert (outcome.status, outcome.kind) == ("error", "invalid_request") and f"{shown} is a coroutine or a generator" in outcome.error, outcome.error
+    assert not any("never awaited" in each for each in outcome.output)
+
+
 def test_kwargs_and_value(world):
     assert run(world, "takes_no_world", kwargs={"a": 5}).reports[0]["value"] == 7
 

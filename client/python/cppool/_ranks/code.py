@@ -18,6 +18,7 @@ _OF_INSTALLATION = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/")
 _INSTALLED = re.compile(r"(^|/)(python\d[\d.]*t?(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
 
 MAX_DIGESTS = 4096
+NOT_RUN = "is a coroutine or a generator: a case is an ordinary function (asyncio.run inside of it works)"
 
 
 preloaded = set()  # names of modules that the fork server was asked to import
@@ -241,7 +242,7 @@ class Code:
         if not callable(value):
             raise CannotLoad(f"{name} in {file} is no function but {type(value).__name__}")
         if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
-            raise CannotLoad(f"{name} in {file} is a coroutine or a generator: a case is an ordinary function (asyncio.run inside of it works)")
+            raise CannotLoad(f"{name} in {file} {NOT_RUN}")
         return value, dropped
 
     def script(self, file, frame):
@@ -264,5 +265,18 @@ def arguments_of(function, kwargs, world):
     try:
         signature_.bind(**kwargs)
     except TypeError as error:
-        raise CannotLoad(f"the arguments do not fit {function.__name__}{signature_}: {error}") from None
+        raise CannotLoad(f"the arguments do not fit {name_of(function)}{signature_}: {error}") from None
     return kwargs
+
+
+def name_of(function):
+    """That of its class for an object that can be called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def check_has_run(function, value):
+    """Throws CannotLoad where the call has only made what would run, as a wrapper of a coroutine does that looks like an ordinary function."""
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if inspect.iscoroutine(value) or inspect.isgenerator(value):
+            value.close()  # without a warning that it was never awaited
+        raise CannotLoad(f"{name_of(function)} {NOT_RUN}")

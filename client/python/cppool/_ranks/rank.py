@@ -20,7 +20,7 @@ import traceback
 import unittest
 
 from . import group, state
-from .code import CannotLoad, CannotReload, Code, arguments_of, traceback_of
+from .code import CannotLoad, CannotReload, Code, arguments_of, check_has_run, traceback_of
 from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, LongFrame, Page, cut, finite
 from .world import Cancelled, NotRun, World
 
@@ -368,7 +368,9 @@ class Rank:
         if self.loaded is None:
             raise CannotLoad("nothing is loaded")
         if callable(self.loaded):
-            return self.loaded(**arguments_of(self.loaded, frame.get("kwargs", {}), world))
+            value = self.loaded(**arguments_of(self.loaded, frame.get("kwargs", {}), world))
+            check_has_run(self.loaded, value)
+            return value
         before, sys.argv = sys.argv, [self.loaded, *frame.get("argv", ())]
         try:
             runpy.run_path(self.loaded, run_name="__main__")
