@@ -252,6 +252,18 @@ def test_changed_code_is_loaded_anew(pool, tmp_path):
         assert pool.call(f"{file}:value").ranks[0].extra["value"] == value
 
 
+def test_changed_code_beside_the_file_is_loaded_anew(pool, tmp_path, monkeypatch):
+    """A module that the caller's sys.path finds in another folder."""
+    for folder in ("library", "cases"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    (tmp_path / "cases" / "case.py").write_text("import on_path_of_caller\ndef value(): return on_path_of_caller.value\n")
+    for value in (1, 2):
+        (tmp_path / "library" / "on_path_of_caller.py").write_text(f"value = {value}\n")
+        result = pool.call(f"{tmp_path}/cases/case.py:value")
+        assert result.ranks[0].extra["value"] == value and not result.replaced, result.describe()
+
+
 def test_script(pool, tmp_path):
     file = tmp_path / "script.py"
     file.write_text("import os, sys\nprint(sys.argv[1:], os.environ['RANK'])\nassert __name__ == '__main__'\nsys.exit(len(sys.argv) - 2)\n")

@@ -320,6 +320,20 @@ class TestCode:
         assert {"case", "helper"} <= set(reloaded) and value == 2
         assert not list(pathlib.Path(folder).glob("__pycache__"))
 
+    def test_changed_code_of_the_caller_is_loaded_anew(self, world, tmp_path):
+        """On its sys.path and below its folder; what is installed there is no code of the user."""
+        library = tmp_path / "folder" / "venv" / "lib" / "python3.9" / "site-packages"
+        folders = {"case": tmp_path / "case", "of_path": tmp_path / "path", "of_folder": tmp_path / "folder" / "below", "of_library": library}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        (folders["case"] / "case.py").write_text(f"import sys\nsys.path += [{str(folders['of_folder'])!r}, {str(library)!r}]\n"
+                                                 "import of_path, of_folder, of_library\ndef f(): return [of_path.x, of_folder.x, of_library.x]")
+        for value in (1, 2, 3):
+            for name in ("of_path", "of_folder", "of_library")[:3 if value != 2 else 1]:
+                (folders[name] / f"{name}.py").write_text(f"x = {value}")
+            found = self.value(world, str(folders["case"]), path=[str(folders["of_path"])], cwd=str(tmp_path / "folder"))[1]
+            assert found == [value, 3 if value == 3 else 1, 1]
+
     def test_old_bytecode_is_not_read(self, world, write):
         folder = write(helper="def g(): return 1", case="import helper\ndef f(): return helper.g()")
         py_compile.compile(f"{folder}/helper.py")

@@ -14,7 +14,7 @@ import traceback
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BELOW = re.compile(f"^{re.escape(_OWN)}|^<frozen |/(_pytest|pluggy)/")
 # Entries of sys.path that are of an installation: the rank has those of its own Python.
-_OF_INSTALLATION = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/")
+_OF_INSTALLATION = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[\d.]*t?/")
 _INSTALLED = re.compile(r"(^|/)(python\d[\d.]*t?(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
 
 MAX_DIGESTS = 4096
@@ -92,7 +92,7 @@ class Code:
         self.preloaded, self.preloaded_files = modules()
         self.since, self.seen = set(), last_import()  # names of modules that were imported later, up to this import
         self.base_path = list(sys.path)
-        self.roots = ()
+        self.roots, self.roots_of = (), None  # and what they were made of
         self.known_digests = {}  # path -> signature, digest
         self.checked = []  # entries of sys.path that find the preloaded modules
         self.files = {}  # of the user -> signature when it was read
@@ -188,13 +188,13 @@ class Code:
             first = [os.path.dirname(file)] * 2
             while os.path.isfile(os.path.join(first[1], "__init__.py")):
                 first[1] = os.path.dirname(first[1])
-        roots = [*first[1:], *frame.get("roots", ())]
-        roots = tuple(os.path.join(each(root), "") for root in roots for each in (os.path.realpath, os.path.abspath))
-        if roots != self.roots:
-            self.roots = roots
-            self.note_files()
         given = [entry for entry in frame.get("path", ()) if entry and not _INSTALLED.search(entry)]
         sys.path[:] = dict.fromkeys([*first, *given, *self.base_path])
+        roots = [*first[1:], *frame.get("roots", ()), frame.get("cwd"), *(entry for entry in sys.path if not _INSTALLED.search(entry))]
+        if roots != self.roots_of:
+            self.roots_of = roots
+            self.roots = tuple({os.path.join(each(root), "") for root in filter(None, roots) for each in (os.path.realpath, os.path.abspath)})
+            self.note_files()
         self.check_preloaded([*given, *self.base_path])
         if frame.get("cwd"):
             os.chdir(frame["cwd"])
