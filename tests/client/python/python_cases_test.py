@@ -264,6 +264,23 @@ def test_changed_code_beside_the_file_is_loaded_anew(pool, tmp_path, monkeypatch
         assert result.ranks[0].extra["value"] == value and not result.replaced, result.describe()
 
 
+@pytest.mark.parametrize("on_agents", [False, True])
+def test_changed_module_that_is_preloaded(tmp_path, on_agents):
+    """Comes with another fork server, in the same daemon."""
+    (tmp_path / "preloaded_module.py").write_text("value = 1\n")
+    (tmp_path / "case.py").write_text("import preloaded_module\ndef value(): return preloaded_module.value\n")
+    with cppool.Pool(2, python=True, preload=["preloaded_module"], backend="host", launch=support.launcher(tmp_path) if on_agents else None,
+                     environment={"PYTHONPATH": str(tmp_path), "CPPOOL_HEAD_ADDRESS": "127.0.0.1"}) as pool:
+        pid = pool.hello()["pid"]
+        for value in (1, 22, 333):
+            (tmp_path / "preloaded_module.py").write_text(f"value = {value}\n") if value > 1 else None
+            for again in (False, True):
+                result = pool.call(f"{tmp_path}/case.py:value")
+                assert [rank.extra["value"] for rank in result.ranks] == [value] * 2, result.describe()
+                assert bool(result.replaced) == (value > 1 and not again) and pool.hello()["pid"] == pid, result.describe()
+                assert not result.replaced or result.replaced == f"{tmp_path}/preloaded_module.py, which is preloaded, has changed"
+
+
 def test_script(pool, tmp_path):
     file = tmp_path / "script.py"
     file.write_text("import os, sys\nprint(sys.argv[1:], os.environ['RANK'])\nassert __name__ == '__main__'\nsys.exit(len(sys.argv) - 2)\n")

@@ -334,6 +334,22 @@ class TestCode:
             found = self.value(world, str(folders["case"]), path=[str(folders["of_path"])], cwd=str(tmp_path / "folder"))[1]
             assert found == [value, 3 if value == 3 else 1, 1]
 
+    def test_changed_module_that_is_preloaded(self, tmp_path):
+        """The old one stays in all that the same server forks: fresh ranks of another one are asked for."""
+        for name, text in (("mine", "x = 1"), ("case", "import mine\ndef f(): return mine.x")):
+            (tmp_path / f"{name}.py").write_text(text)
+        server = Server(preload="mine", environment={"PYTHONPATH": str(tmp_path)})
+        world = World(server, 1)
+        assert self.value(world, str(tmp_path)) == ([], 1)
+        (tmp_path / "mine.py").write_text("x = 22")
+        for _ in range(2):
+            outcome = world.load(function=f"{tmp_path}/case.py:f")
+            assert outcome.reports[0]["replace"] == f"{tmp_path}/mine.py, which is preloaded, has changed"
+            world.kill()
+            world.fork()  # by the same server, which had imported it before the change
+        world.kill()
+        assert server.end() == 0
+
     def test_old_bytecode_is_not_read(self, world, write):
         folder = write(helper="def g(): return 1", case="import helper\ndef f(): return helper.g()")
         py_compile.compile(f"{folder}/helper.py")

@@ -374,7 +374,7 @@ def main(arguments):
             os.execve(sys.executable, [sys.executable, FOLDER, "--preload", ",".join(options["--preload"]), "--defer", defer], environment)
     group.importers()
     code.modules()
-    files = {path: code.signature(path) for path in set(code.files_of_modules(list(sys.modules)))}
+    files = code.signatures = {path: code.signature(path) for path in set(code.files_of_modules(list(sys.modules)))}
     gc.collect()
     gc.freeze()  # ranks then share this memory, and do not search it
     prctl(PR_SET_PDEATHSIG, 0)

@@ -22,6 +22,7 @@ NOT_RUN = "is a coroutine or a generator: a case is an ordinary function (asynci
 
 
 preloaded = set()  # names of modules that the fork server was asked to import
+signatures = {}  # of the files that it has imported
 
 
 class CannotLoad(Exception):
@@ -29,7 +30,7 @@ class CannotLoad(Exception):
 
 
 class CannotReload(CannotLoad):
-    """A library that has changed: a process keeps the one that it has loaded."""
+    """A library or a preloaded module that has changed: a process keeps the one that it has loaded."""
 
 
 def signature(path):
@@ -89,7 +90,8 @@ class Code:
     """What is loaded of the user's code in this rank. Nothing of it is ever reloaded in place: an old function may live on elsewhere."""
 
     def __init__(self):
-        self.preloaded, self.preloaded_files = modules()
+        self.preloaded, files = modules()
+        self.preloaded_files = {path: signatures.get(path) or signature(path) for path in files}
         self.since, self.seen = set(), last_import()  # names of modules that were imported later, up to this import
         self.base_path = list(sys.path)
         self.roots, self.roots_of = (), None  # and what they were made of
@@ -154,7 +156,7 @@ class Code:
         """Remembers which modules are the user's: libraries, and what pytest has rewritten, are not loaded from their text."""
         for path in (*self.preloaded_files, *files_of_modules(self.since)):
             if path not in self.files and self.is_users(path):
-                self.files[path] = signature(path)
+                self.files[path] = self.preloaded_files.get(path) or signature(path)
 
     def imported(self):
         """Names of modules that were imported since the last call."""
@@ -202,6 +204,8 @@ class Code:
         for path in changed:
             if path.endswith(".so"):
                 raise CannotReload(f"{path} has been built again")
+            if path in self.preloaded_files:
+                raise CannotReload(f"{path}, which is preloaded, has changed")
         dropped = self.drop() if changed or file is None else []
         return dropped if changed else []
 
