@@ -104,10 +104,30 @@ def changes_state(world):
     torch.autograd.set_detect_anomaly(True)
     torch.set_autocast_enabled("cpu", True)
     torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def leaves_a_mode_open(world):
     torch.utils._python_dispatch.TorchDispatchMode().__enter__()
+
+
+def leaves_hooks_open(world):
+    torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor * 2).__enter__()
+
+
+def gradient(world):
+    x = torch.ones(1, requires_grad=True)
+    (x * x).backward()
+    return [x.grad.item(), torch.cuda.is_initialized()]
+
+
+def changes_compiler_settings(world):
+    torch._dynamo.config.recompile_limit = 3
+    torch._inductor.config.max_autotune = True
+
+
+def compiler_settings(world):
+    return [torch._dynamo.config.recompile_limit, torch._inductor.config.max_autotune]
 
 
 def draws(world):

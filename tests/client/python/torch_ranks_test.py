@@ -117,10 +117,25 @@ def test_state_is_put_back(world):
     assert outcome.status == "passed" and not outcome.left, outcome.left
     assert {name: names for name, names in outcome.differed.items() if name.startswith("torch")} == {
         "torch defaults": ["dtype", "device", "threads"], "torch determinism": ["algorithms"], "torch matmul": ["fp32_precision"], "torch cudnn": ["benchmark"],
-        "torch sdp": ["flash"], "torch modes": ["grad", "anomaly", "autocast cpu"], "torch hooks": ["_global_forward_hooks"]}
+        "torch sdp": ["flash"], "torch libraries": ["blas"], "torch modes": ["grad", "anomaly", "autocast cpu"], "torch hooks": ["_global_forward_hooks"]}
     after = run(world, "draws")
     assert after.reports[0]["results"] == after.reports[1]["results"] == before
     assert run(world, "leaves_a_mode_open").left == {"torch open modes": ["dispatch modes"]}
+    assert run(world, "leaves_hooks_open").left == {"torch open modes": ["saved tensor hooks"]}
+    assert run(world, "gradient").reports[0]["value"] == [2, False]
+
+
+def test_settings_of_the_compiler_are_put_back():
+    server = Server(PYTHON, preload="torch,torch._dynamo.config,torch._inductor.config", environment={"CUDA_VISIBLE_DEVICES": ""})
+    world = World(server, 1)
+    before = run(world, "compiler_settings").reports[0]["value"]
+    for _ in range(2):
+        outcome = run(world, "changes_compiler_settings")
+        assert outcome.status == "passed" and not outcome.left and outcome.differed == {
+            "torch._dynamo.config": ["recompile_limit"], "torch._inductor.config": ["max_autotune"]}
+        assert run(world, "compiler_settings").reports[0]["value"] == before
+    world.kill()
+    assert server.end() == 0
 
 
 def test_checks_of_tensors(world):

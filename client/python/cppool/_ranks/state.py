@@ -4,6 +4,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import signal
@@ -173,6 +174,23 @@ def _python_groups():
         yield Values("numpy", lambda: dict(numpy.geterr()), lambda name, value: numpy.seterr(**{name: value}), imports=True)
 
 
+def _config_group(config):
+    """Of a module of torch's settings: all are read only when the hash that it keeps has changed, or a limit, which has no part in it."""
+    names = list(pickle.loads(config.save_config()))
+    limits = [name for name in names if name in getattr(config, "_compile_ignored_keys", ()) and "limit" in name]  # the rest of these is for debugging
+    known = values = None
+
+    def read():
+        nonlocal known, values
+        now = [config.get_hash(), *(getattr(config, name) for name in limits)]
+        if now != known:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some are deprecated
+                known, values = now, {name: _copy(getattr(config, name)) for name in names}
+        return values
+    return Values(config.__name__, read, lambda name, value: setattr(config, name, _copy(value)), imports=True)
+
+
 def _torch_groups(torch):
     yield Values("torch defaults", *_settings(
         dtype=(torch.get_default_dtype, torch.set_default_dtype), device=(torch.get_default_device, lambda value: torch.set_default_device(None)),
@@ -196,6 +214,8 @@ def _torch_groups(torch):
     yield Values("torch cudnn", *_attributes(backends.cudnn, ["enabled", "benchmark", "deterministic", "benchmark_limit"]))
     kinds = [kind for kind in ("flash", "mem_efficient", "math", "cudnn") if hasattr(backends.cuda, f"{kind}_sdp_enabled")]
     yield Values("torch sdp", *_settings(**{kind: (getattr(backends.cuda, f"{kind}_sdp_enabled"), getattr(backends.cuda, f"enable_{kind}_sdp")) for kind in kinds}))
+    libraries = [kind for kind in ("linalg", "blas") if hasattr(backends.cuda, f"preferred_{kind}_library")]
+    yield Values("torch libraries", *_settings(**{kind: (getattr(backends.cuda, f"preferred_{kind}_library"),) * 2 for kind in libraries}))
     yield Values("torch modes", *_settings(
         grad=(torch.is_grad_enabled, torch._C._set_grad_enabled), anomaly=(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
         **{f"autocast {device}": (lambda device=device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
@@ -204,6 +224,10 @@ def _torch_groups(torch):
     yield Values("torch open modes", lambda: {
         "inference mode": torch.is_inference_mode_enabled(), "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(), "profiler": torch.autograd._profiler_enabled()})
+    yield Values("torch open modes", lambda: {"saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None})
+    for config in (sys.modules.get("torch._dynamo.config"), sys.modules.get("torch._inductor.config")):
+        if hasattr(config, "get_hash"):
+            yield _config_group(config)
     for module in (torch.nn.modules.module, sys.modules["torch.optim.optimizer"]):  # torch.optim hides the name
         yield Values("torch hooks", *_attributes(module, [name for name, value in vars(module).items() if name.startswith("_global_") and "hooks" in name and hasattr(value, "clear")]))
 
@@ -227,6 +251,8 @@ class Snapshot:
 
     def _differing(self, group, known):
         now = group.read()
+        if now is known or now == known:
+            return [], now
         names = [name for name in {**known, **now} if name not in known or name not in now or known[name] != now[name]]
         if group.write is None:
             names = [name for name in names if name in now]  # fewer threads are no harm
