@@ -88,6 +88,21 @@ def test_init_and_destroy_are_lent(world):
     assert run(world, "reduce").status == "passed"
 
 
+def test_a_preloaded_module_that_has_imported_the_functions(tmp_path):
+    (tmp_path / "mine.py").write_text("from torch.distributed import init_process_group, destroy_process_group\n"
+                                      "class Lazy:\n  __slots__ = ()\nimport sys\nsys.modules['lazy of mine'] = Lazy()\n")
+    (tmp_path / "case.py").write_text("import mine, torch, torch.distributed as dist\ndef f():\n  mine.init_process_group('gloo')\n"
+                                      "  dist.all_reduce(torch.ones(1))\n  mine.destroy_process_group()\n  assert not dist.is_initialized()")
+    server = Server(PYTHON, preload="mine", environment={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(tmp_path)})
+    world = World(server, 2)
+    for _ in range(2):
+        world.load(function=f"{tmp_path}/case.py:f")
+        outcome = world.run(kwargs={})
+        assert outcome.status == "passed" and not outcome.left, outcome.traceback
+    world.kill()
+    assert server.end() == 0
+
+
 @pytest.mark.parametrize("arguments, error", [
     ({"backend": "nccl"}, "asks for the backend nccl, and the warm group has gloo"), ({"backend": "gloo", "world_size": 3, "rank": 0}, "own_group"),
     ({"backend": "gloo", "world_size": 1}, "asks for the world_size 1"), ({}, "trying to initialize the default process group twice!")])

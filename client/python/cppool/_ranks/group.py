@@ -36,8 +36,8 @@ def choose(backend, size, torch):
 
 @code.until_next_import
 def importers():
-    """Modules of torch that have the functions which Group replaces, each with the function's name."""
-    modules = [module for module in list(sys.modules.values()) if getattr(module, "__name__", "").startswith("torch.")]
+    """Modules that have names of the functions which Group replaces: torch's, and preloaded ones that import them from there."""
+    modules = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
     return [(module, name) for module in modules for name in ("init_process_group", "destroy_process_group") if name in vars(module)]
 
 
@@ -64,10 +64,10 @@ class Group:
             self.warm = self.dist.group.WORLD
             self.limit = LIMIT
         self.init, self.destroy = self.dist.init_process_group, self.dist.destroy_process_group
-        replaced = {self.init: self._lend, self.destroy: self._give_back}
         for module, name in importers():
-            if getattr(module, name) in replaced:
-                setattr(module, name, replaced[getattr(module, name)])
+            for function, own in ((self.init, self._lend), (self.destroy, self._give_back)):
+                if vars(module)[name] is function:
+                    setattr(module, name, own)
 
     def _maps(self):
         world = self.c10d._world
