@@ -435,6 +435,30 @@ class TestCode:
         assert self.value(world, folder, path=[str(library)])[1] == first + 1
         assert self.value(world, folder, path=[str(library)])[1] == first + 1  # is there, and has not been put back
 
+    @pytest.mark.parametrize("text, left, differed", [
+        ("threading.Thread(target=time.sleep, args=[1000], daemon=True).start()", ["threads"], []), ("threading.Thread(target=mine, daemon=True).start()", ["threads"], []),
+        ("threading.Timer(1000, functools.partial(mine)).start()", ["threads"], []), ("signal.signal(signal.SIGUSR1, mine)", [], ["signals"]),
+        ("starts_a_thread.begin()", [], [])])
+    def test_a_first_import_excuses_only_libraries(self, world, write, tmp_path, text, left, differed):
+        library = tmp_path / "site-packages" / "lib"  # not of the user
+        library.mkdir(parents=True)
+        (library / "starts_a_thread.py").write_text("import signal, threading\nhold = threading.Event().wait\ndef wait(*_): hold()\n"
+                                                    "def begin():\n  threading.Thread(target=wait, daemon=True).start()\n  signal.signal(signal.SIGUSR2, wait)")
+        folder = write(case="import functools, os, signal, sys, threading, time\ndef mine(*_): time.sleep(1000)\n"
+                            f"def f():\n  import starts_a_thread\n  {text}\n"
+                            "def rest(): return [threading.active_count(), signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL]")
+        world.kill()
+        world.fork()
+        before = self.value(world, folder, "case:rest")[1]
+        world.load(function=f"{folder}/case.py:f", path=[str(library)])
+        outcome = world.run(kwargs={})
+        assert outcome.status == "passed" and list(outcome.left) == left and list(outcome.differed) == differed, outcome.reports
+        accepted = "changed signals, threads" if "starts" in text else "changed"
+        assert any(accepted in each for each in outcome.reports[0]["warnings"]) == ("starts" in text), outcome.reports
+        after = self.value(world, folder, "case:rest", path=[str(library)])[1]
+        assert after == [before[0] + ("starts" in text), True]
+        assert not world.run(kwargs={}).left
+
     def test_script(self, world, tmp_path):
         script = tmp_path / "script.py"
         script.write_text("import sys, os\nif __name__ == '__main__':\n  print(sys.argv[1:], os.environ['RANK'])\n  sys.exit(int(sys.argv[2]))")

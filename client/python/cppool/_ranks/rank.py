@@ -424,7 +424,7 @@ class Rank:
         state.reset_libraries()
         state.stop_helpers()
         gc.collect()
-        differed, left, accepted = self.snapshot.restore(bool(imported))
+        differed, left, accepted = self.snapshot.restore(self.code.is_users if imported else None)
         if imported:
             gc.freeze()  # a library that is there to stay need not be searched after every case
         if groups:

@@ -1,5 +1,6 @@
 """The state of a rank's process that cases share: read, compared after each case, and put back."""
 import _signal  # signal.getsignal searches each handler's name, which takes ten times as long
+import functools
 import gc
 import logging
 import multiprocessing
@@ -28,10 +29,11 @@ def _copy(value):
 class Values:
     """A group of values by name. read() -> {name: value}; write(name, value): _MISSING for one that was not there."""
 
-    def __init__(self, name, read, write=None, imports=False, describe=None):
+    def __init__(self, name, read, write=None, imports=False, describe=None, functions=None):
         self.name, self.read, self.write = name, read, write  # without write: what differs is left
         self.describe = describe  # describe(name): text for people; without it the value
         self.imports = imports  # the first import of a library may change it for good
+        self.functions = functions  # functions(name, value): those that it runs; where one is of no library, no import has changed it
 
 
 def _attributes(owner, names):
@@ -119,6 +121,25 @@ def _comm(path):
         return "?"  # it has ended
 
 
+def _thread_functions(task, _):
+    """None of a thread that C code has started."""
+    thread = next((each for each in threading.enumerate() if each.native_id == task), None)
+    functions = (getattr(thread, "_target", None), getattr(thread, "function", None), getattr(thread, "run", None))  # function: of a Timer
+    return [function for function in functions if function is not None]
+
+
+def _handler_functions(_, value):
+    return [value] if callable(value) else []  # else SIG_DFL, SIG_IGN, or of C code
+
+
+def _is_of_library(function, is_users):
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    return code is not None and not is_users(code.co_filename)  # a library gives no built-in function, such as time.sleep
+
+
 def _thread_name(task):
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     return names.get(task) or _comm(f"/proc/self/task/{task}")
@@ -165,7 +186,8 @@ def _python_groups():
         start_method=(lambda: multiprocessing.get_start_method(True), lambda v: multiprocessing.set_start_method(v, force=True))), imports=True)
     yield Values("warnings", lambda: {"filters": list(warnings.filters)}, _write_filters, imports=True)
     yield Values("logging", _loggers, _write_logger, imports=True)
-    yield Values("signals", lambda: {name: _signal.getsignal(number) for name, number in _SIGNALS.items()}, _write_signal, imports=True)
+    yield Values("signals", lambda: {name: _signal.getsignal(number) for name, number in _SIGNALS.items()}, _write_signal, imports=True,
+                 functions=_handler_functions)
     yield Values("timers", lambda: {name: signal.getitimer(timer)[0] > 0 for name, timer in _TIMERS.items()}, lambda name, _: signal.setitimer(_TIMERS[name], 0))
     yield Values("signal mask", lambda: {signal.Signals(each).name: True for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())},
                  lambda name, value: signal.pthread_sigmask(signal.SIG_UNBLOCK if value is _MISSING else signal.SIG_BLOCK, [getattr(signal, name)]))
@@ -241,7 +263,8 @@ class Snapshot:
         if torch is not None and hasattr(torch, "nn"):
             groups += _torch_groups(torch)
         # At last: what nothing can put back.
-        groups += [Values("threads", _threads, imports=True, describe=_thread_name), Values("children", _children), Values("descriptors", _descriptors, imports=True)]
+        groups += [Values("threads", _threads, imports=True, describe=_thread_name, functions=_thread_functions), Values("children", _children),
+                   Values("descriptors", _descriptors, imports=True)]
         self._groups = []  # (group, its values)
         for group in groups:
             try:
@@ -264,18 +287,24 @@ class Snapshot:
             if each.name == group:
                 known[name] = value
 
-    def restore(self, accept_imports=False):
+    def restore(self, is_users=None):
         """Puts back what differs. Returns what differed, what could not be put back, and what a first import has changed, which is accepted from now on
-        where the caller says that there was one. Each is {group: [name, ...]}, without values."""
+        where the caller says that there was one: is_users(path), whether a file is no library's. Each is {group: [name, ...]}, without values."""
         differed, left, accepted = {}, {}, {}
         for index, (group, known) in enumerate(self._groups):
             names, now = self._differing(group, known)
             if not names:
                 continue
-            if accept_imports and group.imports:
-                self._groups[index] = (group, now)
-                accepted.setdefault(group.name, []).extend(map(str, names[:16]))
-                continue
+            if is_users and group.imports:
+                own = [name for name in names if group.functions and not all(_is_of_library(each, is_users) for each in group.functions(name, now.get(name)))]
+                imported = [name for name in names if name not in own]
+                if imported:
+                    accepted.setdefault(group.name, []).extend(map(str, imported[:16]))
+                known = {**{name: value for name, value in now.items() if name not in own}, **{name: known[name] for name in own if name in known}}
+                self._groups[index] = (group, known)
+                names = own
+                if not names:
+                    continue
             limit = time.monotonic() + 0.05  # a thread that has been joined may need a moment to end
             while group.write is None and names and time.monotonic() < limit:
                 time.sleep(0.001)
