@@ -1,6 +1,7 @@
 """Tests that run on every rank of a warm world of Python processes: `@cppool.ranks(2, 4)` and `pytest --cppool-ranks N`."""
 from __future__ import annotations
 
+import copy
 import json
 import os
 from typing import Any, Optional
@@ -99,7 +100,8 @@ class RanksPlugin:
     def _reports(self, item: pytest.Item, result: Result) -> list[pytest.TestReport]:
         culprit = result.failure.rank if result.failure and result.failure.rank is not None else 0
         of_rank = next((rank.extra.get("pytest", []) for rank in result.ranks if rank.rank == culprit), [])
-        reports = [self._config.hook.pytest_report_from_serializable(config=self._config, data=data) for data in of_rank]
+        # A copy: pytest makes objects of what is in it, and the Result is JSON.
+        reports = [self._config.hook.pytest_report_from_serializable(config=self._config, data=data) for data in copy.deepcopy(of_rank)]
         for report in reports:
             if isinstance(report.longrepr, list):  # a tuple, before it was JSON
                 report.longrepr = tuple(report.longrepr)

@@ -198,6 +198,30 @@ def test_wrong_world_size(tmp_path):
     assert "--cppool-ranks is a world size" in run(tmp_path, "--cppool-ranks", "0")[1]
 
 
+POLLUTED = """
+import cppool, math
+
+@cppool.ranks(2)
+def test_pollutes(): math.of_before = 1
+
+@cppool.ranks(2)
+def test_polluted():
+    kept = getattr(math, "of_before", 0)
+    assert kept == 0
+
+@cppool.ranks(2)
+def test_after(): pass
+"""
+
+
+def test_polluted_item(tmp_path):
+    """It fails, with its assert and what it is, and the session goes on."""
+    cases, output = run(tmp_path, text=POLLUTED)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_pollutes[W2]": "passed", "test_polluted[W2]": "failure",
+                                                                     "test_after[W2]": "passed"}, output
+    assert "polluted: it passes on fresh ranks" in output and "assert 1 == 0" in output
+
+
 TORCHRUN_TESTS = """
 import os, subprocess
 
