@@ -89,9 +89,14 @@ class RanksPlugin:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         try:
             self._pools = self._pools or Pools(**self._options)
-            reports = self._reports(item, self._pools.at(size).run_python(case, **options))
+            result = self._pools.at(size).run_python(case, **options)
         except PoolError as error:
             reports = [self._failed(item, f"{error.kind}: {error}")]
+        except (ValueError, TypeError) as error:  # of an option
+            what = f"cppool.ranks with {', '.join(marker.kwargs)}" if marker and marker.kwargs else "the ranks"
+            reports = [self._failed(item, f"{item.nodeid}: {what}: {error}")]
+        else:
+            reports = self._reports(item, result)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

@@ -194,6 +194,18 @@ def test_wrong_marks(tmp_path, mark, error):
     assert error in output
 
 
+@pytest.mark.parametrize("option, error", [
+    ("env={'OMP_NUM_THREADS': 1}", 'with env: the value of "OMP_NUM_THREADS" in "env" must be a string'),
+    ("env={'LONG': '1' * (1 << 20)}", "with env: the line has"),
+    ("deadline=0", "with deadline: deadline is a number of seconds"), ("deadline='60'", "with deadline: deadline is a number of seconds"),
+    ("seed=-1", 'with seed: the "seed" of "python" must be an integer from 0, not -1')])
+def test_wrong_options(tmp_path, option, error):
+    """They fail the item, which is named, and the session goes on."""
+    cases, output = run(tmp_path, text=f"import cppool\n@cppool.ranks(2, {option})\ndef test_it(): pass\n@cppool.ranks(2)\ndef test_after(): pass\n")
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_it[W2]": "failure", "test_after[W2]": "passed"}, output
+    assert "test_of_user.py::test_it[W2]: cppool.ranks " + error in output
+
+
 def test_wrong_world_size(tmp_path):
     assert "--cppool-ranks is a world size" in run(tmp_path, "--cppool-ranks", "0")[1]
 
