@@ -15,6 +15,8 @@ from ._result import Result
 OPTIONS = ("deadline", "fresh", "own_group", "verdict", "env", "seed")  # of the marker
 CARRIED = ("runxfail", "tbstyle", "showlocals", "fulltrace")  # of pytest's own options: the others choose items, or are of this process
 SIZE = "cppool_world_size"  # the parameter that makes one test for each world size
+NO_SIZE = ("cppool.ranks marks functions and methods of plain classes, where they are written, and not methods of unittest.TestCase or other "
+           "items: make it a function, or run it with `pytest --cppool-ranks N` and without the mark")
 
 
 def sizes_of(definition: Any) -> tuple[int, ...]:
@@ -64,10 +66,10 @@ class RanksPlugin:
         self._arguments: list[str] = []
 
     def _size(self, item: Any) -> Optional[int]:
-        """None: the item runs in this process."""
-        if item is None or not isinstance(item, pytest.Function):
-            return None
-        return item.callspec.params.get(SIZE, self._everywhere) if hasattr(item, "callspec") else self._everywhere
+        """None: the item runs in this process, or has the mark and cannot run."""
+        if item.get_closest_marker("cppool_ranks"):
+            return item.callspec.params.get(SIZE) if hasattr(item, "callspec") else None
+        return self._everywhere if isinstance(item, pytest.Function) else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -78,29 +80,29 @@ class RanksPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Optional[pytest.Item]) -> Optional[bool]:
-        size = self._size(item)
-        if size is None:
+        size, marker = self._size(item), item.get_closest_marker("cppool_ranks")
+        if size is None and marker is None:
             return None
-        marker = item.get_closest_marker("cppool_ranks")
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in [self._failed(item, f"{item.nodeid}: {NO_SIZE}")] if size is None else self._run(item, nextitem, size, marker):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _run(self, item: pytest.Item, nextitem: Optional[pytest.Item], size: int, marker: Optional[pytest.Mark]) -> list[pytest.TestReport]:
         options = dict(marker.kwargs) if marker else {}
-        case = {"pytest": self._arguments, "nodeid": item.nodeid, "next": nextitem.nodeid if nextitem and self._size(nextitem) == size else None,
+        case = {"pytest": self._arguments, "nodeid": item.nodeid, "next": nextitem.nodeid if nextitem is not None and self._size(nextitem) == size else None,
                 "roots": [str(self._config.rootpath)], **caller(), "cwd": str(self._config.invocation_params.dir),
                 **{name: options.pop(name) for name in ("env", "seed") if name in options}}
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         try:
             self._pools = self._pools or Pools(**self._options)
             result = self._pools.at(size).run_python(case, **options)
         except PoolError as error:
-            reports = [self._failed(item, f"{error.kind}: {error}")]
+            return [self._failed(item, f"{error.kind}: {error}")]
         except (ValueError, TypeError) as error:  # of an option
             what = f"cppool.ranks with {', '.join(marker.kwargs)}" if marker and marker.kwargs else "the ranks"
-            reports = [self._failed(item, f"{item.nodeid}: {what}: {error}")]
-        else:
-            reports = self._reports(item, result)
-        for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        return True
+            return [self._failed(item, f"{item.nodeid}: {what}: {error}")]
+        return self._reports(item, result)
 
     def _reports(self, item: pytest.Item, result: Result) -> list[pytest.TestReport]:
         culprit = result.failure.rank if result.failure and result.failure.rank is not None else 0

@@ -206,6 +206,42 @@ def test_wrong_options(tmp_path, option, error):
     assert "test_of_user.py::test_it[W2]: cppool.ranks " + error in output
 
 
+ODD_ITEMS = """
+import cppool, pytest, unittest
+
+@cppool.ranks(2)
+class TestOfUnittest(unittest.TestCase):
+    def test_method(self): pass
+
+class TestMarkedMethod(unittest.TestCase):
+    @cppool.ranks(2)
+    def test_marked(self): pass
+    def test_here(self): pass
+
+def test_marked_late(): pass
+
+def documented():
+    '''
+    >>> 1
+    1
+    '''
+
+@cppool.ranks(2)
+def test_after(): pass
+"""
+
+
+def test_items_that_cannot_have_the_mark(tmp_path):
+    """They never run in pytest's own process, where they would pass."""
+    (tmp_path / "conftest.py").write_text("import cppool\ndef pytest_collection_modifyitems(items):\n    for item in items:\n"
+                                          "        if 'late' in item.name or 'documented' in item.name:\n            item.add_marker(cppool.ranks(2))\n")
+    cases, output = run(tmp_path, "--doctest-modules", text=ODD_ITEMS)
+    assert {name: outcome(case) for name, case in cases.items()} == {
+        "test_of_user.documented": "failure", "test_method": "failure", "test_marked": "failure", "test_here": "passed", "test_marked_late": "failure",
+        "test_after[W2]": "passed"}, output
+    assert "test_of_user.py::TestOfUnittest::test_method: cppool.ranks marks functions" in output and "without the mark" in output
+
+
 def test_wrong_world_size(tmp_path):
     assert "--cppool-ranks is a world size" in run(tmp_path, "--cppool-ranks", "0")[1]
 
