@@ -106,7 +106,10 @@ class RanksPlugin:
 
     def _reports(self, item: pytest.Item, result: Result) -> list[pytest.TestReport]:
         culprit = result.failure.rank if result.failure and result.failure.rank is not None else 0
-        of_rank = next((rank.extra.get("pytest", []) for rank in result.ranks if rank.rank == culprit), [])
+        reported = [rank.extra.get("pytest", []) for rank in sorted(result.ranks, key=lambda rank: rank.rank != culprit)]
+        # A rank that failed as expected says more than one that skipped or passed; a strict success that no rank's failure excuses than a plain one.
+        outcome = {"skipped": ("skipped", True), "passed": ("failed", False)}.get(result.status)
+        of_rank = next((each for each in reported if any((data["outcome"], "wasxfail" in data) == outcome for data in each)), reported[0] if reported else [])
         # A copy: pytest makes objects of what is in it, and the Result is JSON.
         reports = [self._config.hook.pytest_report_from_serializable(config=self._config, data=data) for data in copy.deepcopy(of_rank)]
         for report in reports:
@@ -116,7 +119,7 @@ class RanksPlugin:
         if result.status == "passed" and reports or result.status == "skipped" and any(report.skipped for report in reports):
             pass
         elif result.status == "skipped":
-            reports = [self._skipped(item, result.error)]
+            reports = [self._skipped(item, result)]
         elif not told or (result.failure and result.failure.kind == "polluted"):
             reports = [report for report in reports if not report.failed][:1] + [self._failed(item, result.describe().partition("\nrepeat: ")[0])]
         for report in reports:
@@ -140,9 +143,12 @@ class RanksPlugin:
     def _failed(self, item: pytest.Item, text: str) -> pytest.TestReport:
         return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", text, "call")
 
-    def _skipped(self, item: pytest.Item, why: str) -> pytest.TestReport:
-        where = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {why}")
-        return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "skipped", where, "setup")
+    def _skipped(self, item: pytest.Item, result: Result) -> pytest.TestReport:
+        where = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {result.error}")
+        report = pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "skipped", where, "setup")
+        if result.failure and result.failure.detail.startswith("expected failure: "):  # of a rank that has not come to its report
+            report.wasxfail = result.error
+        return report
 
     def pytest_unconfigure(self) -> None:
         if self._pools:

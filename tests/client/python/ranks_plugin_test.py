@@ -1,5 +1,6 @@
 """Tests on ranks: `@cppool.ranks` and `pytest --cppool-ranks N`, each in a pytest of its own."""
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -268,6 +269,83 @@ def test_polluted_item(tmp_path):
     assert {name: outcome(case) for name, case in cases.items()} == {"test_pollutes[W2]": "passed", "test_polluted[W2]": "failure",
                                                                      "test_after[W2]": "passed"}, output
     assert "polluted: it passes on fresh ranks" in output and "assert 1 == 0" in output
+
+
+EXPECTED_FAILURES = """
+import os, time
+import cppool, pytest
+
+def process(world):
+    return os.path.join(os.path.dirname(__file__), f"rank{world.rank}")
+
+@cppool.ranks(2)
+@pytest.mark.xfail
+def test_all(world):
+    with open(process(world), "w") as file:
+        file.write(str(os.getpid()))
+    assert 0
+
+@cppool.ranks(2)
+def test_same_ranks(world):
+    with open(process(world)) as file:
+        assert file.read() == str(os.getpid())
+
+@cppool.ranks(2, deadline=300)
+@pytest.mark.xfail
+def test_others_wait(world):
+    assert world.rank == 0
+    time.sleep(1000)
+
+@cppool.ranks(2)
+@pytest.mark.xfail(raises=ValueError)
+def test_unexpected(world):
+    raise ValueError("expected") if world.rank == 0 else KeyError("planted")
+
+@cppool.ranks(2)
+@pytest.mark.xfail(strict=True)
+def test_strict_of_one(world): assert world.rank == 0
+
+@cppool.ranks(2)
+@pytest.mark.xfail
+def test_of_one(world): assert world.rank == 0
+
+@cppool.ranks(2)
+def test_in_the_body(world):
+    if world.rank == 1:
+        pytest.xfail("known")
+
+@cppool.ranks(2)
+@pytest.mark.xfail(strict=True)
+def test_strict_of_none(): pass
+
+@cppool.ranks(2)
+@pytest.mark.xfail
+def test_of_none(): pass
+
+@pytest.fixture
+def broken_at_its_end():
+    yield
+    raise KeyError("planted")
+
+@cppool.ranks(2)
+@pytest.mark.xfail(raises=AssertionError)
+def test_end_fails(broken_at_its_end): assert 0
+
+@cppool.ranks(2)
+@pytest.mark.xfail(run=False)
+def test_not_run(): os._exit(1)
+"""
+
+
+def test_expected_failures(tmp_path):
+    """Of all ranks or of one, which the others wait for."""
+    cases, output = run(tmp_path, text=EXPECTED_FAILURES)
+    expected = dict.fromkeys(["all", "others_wait", "strict_of_one", "of_one", "in_the_body", "not_run"], "XFAIL")
+    expected.update(same_ranks="PASSED", unexpected="FAILED", strict_of_none="FAILED", of_none="XPASS", end_fails="ERROR")
+    words = dict(re.match(r"(\w+) \S*::test_(\w+)\[W2\]", line).group(2, 1) for line in output.splitlines()
+                 if re.match(r"(XFAIL|XPASS|PASSED|FAILED|ERROR|SKIPPED) \S*::test_", line))
+    assert words == expected, output
+    assert "[XPASS(strict)]" in cases["test_strict_of_none[W2]"].find("failure").get("message")
 
 
 TORCHRUN_TESTS = """

@@ -526,7 +526,7 @@ class TestItems:
         return world.run(nodeid=f"test_items.py::{name}", next=following and f"test_items.py::{following}")
 
     def test_passes_and_skips(self, world, folder):
-        for name, status in (("test_parameter[1]", "passed"), ("test_parameter[2]", "passed"), ("test_expected", "passed"), ("test_skip", "skipped")):
+        for name, status in (("test_parameter[1]", "passed"), ("test_parameter[2]", "passed"), ("test_expected", "skipped"), ("test_skip", "skipped")):
             outcome = self.item(world, name)
             assert outcome.status == status and not outcome.differed
             assert outcome.reports[0]["pytest"][0]["nodeid"] == f"test_items.py::{name}"

@@ -47,7 +47,7 @@ class Items:
         if frame["nodeid"] not in self.items:
             raise CannotLoad(f"pytest has collected no item {frame['nodeid']}")
         item, self.world = self.items[frame["nodeid"]], world
-        self.reports, self.failure = [], {}
+        self.reports, self.failure, self.skip = [], {}, {}
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
         finally:
@@ -57,14 +57,18 @@ class Items:
         if len(json.dumps(texts, default=str)) > MAX_REPORTS:
             for text in texts:
                 text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
-        skipped = next((report for report in self.reports if report.skipped and not hasattr(report, "wasxfail")), None)
-        if not self.failure and any(report.failed for report in self.reports):  # as a strict xfail that passes
-            reason = next(str(report.longrepr) for report in self.reports if report.failed)
-            self.failure = {"status": "failed", "kind": "mismatch", "error": reason[:8000], "culprit": self.rank.rank, "stage": "", "traceback": ""}
-        elif not self.failure and skipped:
-            reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else str(skipped.longrepr)
-            self.failure = {"status": "skipped", "kind": "unsupported", "error": reason[:8000], "culprit": self.rank.rank, "stage": "", "traceback": ""}
-        return self.failure, json.loads(json.dumps(texts, default=str)), alive
+        # An unexpected success is not told: another rank may fail as expected. Where none does, the reports say it.
+        told = [report for report in self.reports if report.failed and not str(report.longrepr).startswith("[XPASS(strict)]")]
+        skipped = next((report for report in self.reports if report.skipped), None)
+        if not self.failure and told:  # as another plugin has judged it
+            self.failure = self.outcome("failed", "mismatch", str(told[0].longrepr))
+        elif not self.failure and not self.skip and skipped:
+            self.skip = self.outcome("skipped", "unsupported", skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else str(skipped.longrepr))
+        return self.failure or self.skip, json.loads(json.dumps(texts, default=str)), alive
+
+    def outcome(self, status, kind, error):
+        """Members of a report."""
+        return {"status": status, "kind": kind, "error": error[:8000], "culprit": self.rank.rank, "stage": "", "traceback": ""}
 
     # Hooks and fixtures.
 
@@ -122,6 +126,14 @@ class Items:
         self.begin(self.members())
         self.following = self.rank.serve(self)
         return True
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # after pytest has told expected failures from others
+    def pytest_runtest_makereport(self, item, call):
+        report = (yield).get_result()
+        if self.world is not None and call.excinfo is not None and report.skipped and hasattr(report, "wasxfail"):
+            # At once, since other ranks may wait for this one. It is a skip: what they then fail of is not the cause, and no rank is hurt.
+            self.skip = self.outcome("skipped", "unsupported", f"expected failure: {call.excinfo.exconly()}")
+            self.rank.channel.send("mark", id=self.world.id, **self.skip)
 
     def pytest_runtest_logreport(self, report):
         self.reports.append(report)
