@@ -471,6 +471,7 @@ class TestCode:
 
 ITEMS = """
 import os, pytest, threading, time
+os.environ["KEPT"] = "1"
 
 class ImportsAtItsEnd:
     def __del__(self): import colorsys
@@ -480,6 +481,60 @@ def shared():
     os.environ["SHARED"] = "1"
     yield
     del os.environ["SHARED"]
+
+@pytest.fixture(scope="module")
+def changing():
+    "Changes of each kind, all of which it takes back."
+    import logging, signal, sys, warnings
+    handler, before, signals = logging.NullHandler(), os.getcwd(), signal.getsignal(signal.SIGUSR1)
+    kept = os.environ.pop("KEPT")
+    os.environ["SHARED"] = "1"
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("of_fixture").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="of_fixture")
+    sys.path.insert(0, "of_fixture")
+    os.chdir("/")
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    def holds():
+        return (os.environ.get("SHARED") == "1" and "KEPT" not in os.environ and handler in logging.getLogger().handlers and os.getcwd() == "/"
+                and logging.getLogger("of_fixture").level == logging.ERROR and sys.path[0] == "of_fixture"
+                and signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)
+    yield holds
+    assert holds()
+    os.environ["KEPT"] = kept
+    del os.environ["SHARED"]
+    logging.getLogger().removeHandler(handler)
+    logging.getLogger("of_fixture").setLevel(0)
+    sys.path.remove("of_fixture")
+    os.chdir(before)
+    signal.signal(signal.SIGUSR1, signals)
+
+def test_changing(changing): assert changing()
+def test_changing_leaks(changing):
+    os.environ["LEAK"], os.environ["SHARED"] = "1", "2"
+def test_changing_again(changing): assert changing() and "LEAK" not in os.environ
+
+@pytest.fixture(scope="module")
+def with_thread():
+    wanted = threading.Event()
+    thread = threading.Thread(target=wanted.wait)
+    thread.start()
+    yield
+    assert thread.is_alive()
+    wanted.set()
+    thread.join()
+
+def test_with_thread(with_thread): pass
+def test_after_thread(): pass
+def test_fixture_of_pytest(tmp_path): os.environ["LEAK"] = "1"
+
+class TestClass:
+    @classmethod
+    def setup_class(cls): os.environ["OF_CLASS"] = "1"
+    @classmethod
+    def teardown_class(cls): del os.environ["OF_CLASS"]
+    def test_method(self): assert os.environ["OF_CLASS"] == "1"
+    def test_method_again(self): assert os.environ["OF_CLASS"] == "1"
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_parameter(world, n, tmp_path):
@@ -538,6 +593,27 @@ class TestItems:
         outcome = self.item(world, "test_shared_again")
         assert outcome.status == "passed" and not outcome.differed  # the module's fixture has ended
 
+    def test_what_a_fixture_has_changed_is_kept_and_all_else_put_back(self, world, folder):
+        for name, following, differed in (("test_changing", "test_changing_leaks", {}),
+                                          ("test_changing_leaks", "test_changing_again", {"environment": ["LEAK", "SHARED"]}),
+                                          ("test_changing_again", None, {})):
+            outcome = self.item(world, name, following)
+            assert (outcome.status, outcome.error) == ("passed", "")
+            assert {group: sorted(names) for group, names in outcome.differed.items()} == differed and not outcome.left
+
+    def test_threads_of_a_fixture(self, world, folder):
+        assert not self.item(world, "test_with_thread", "test_thread").left
+        assert not self.item(world, "test_thread", "test_after_thread").left  # not known yet whose it is
+        assert [name for name in self.item(world, "test_after_thread").left["threads"] if name.startswith("left over ")]
+
+    def test_fixtures_of_pytest_hide_no_leak(self, world, folder):
+        assert self.item(world, "test_fixture_of_pytest", "test_leak").differed == {"environment": ["LEAK"]}
+
+    def test_setup_of_a_class(self, world, folder):
+        for name, following in (("TestClass::test_method", "TestClass::test_method_again"), ("TestClass::test_method_again", None)):
+            outcome = self.item(world, name, following)
+            assert outcome.status == "passed" and not outcome.differed
+
     def test_state_is_put_back(self, world, folder):
         assert self.item(world, "test_leak").differed == {"environment": ["LEAK"]}
 
@@ -566,7 +642,7 @@ class TestItems:
 
     def test_fixture_that_is_alive_at_the_end_of_the_session(self, world, folder):
         self.item(world, "test_shared", "test_leak")
-        assert not self.item(world, "test_leak", "test_shared_again").differed
+        assert self.item(world, "test_leak", "test_shared_again").differed == {"environment": ["LEAK"]}
         for name in ("SHARED", "LEAK"):
             assert run(world, "environment", kwargs={"name": name}).reports[0].get("value") is None
 

@@ -21,6 +21,7 @@ class Items:
         self.rank, self.frame = rank, frame
         self.world = None  # of the item that runs
         self.items, self.wrong, self.following, self.begun = {}, [], None, False
+        self.alive, self.ending = set(), {}  # fixtures of several items; the state as one of them began to end
 
     def main(self, begin):
         """Returns the `load` that has ended the session. begin(members): is called when the items are there. Throws CannotLoad before that."""
@@ -52,7 +53,6 @@ class Items:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
         finally:
             self.world = None
-        alive = any(len(finalizers) > 1 for finalizers, _ in item.session._setupstate.stack.values())
         texts = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in self.reports]
         if len(json.dumps(texts, default=str)) > MAX_REPORTS:
             for text in texts:
@@ -64,7 +64,7 @@ class Items:
             self.failure = self.outcome("failed", "mismatch", str(told[0].longrepr))
         elif not self.failure and not self.skip and skipped:
             self.skip = self.outcome("skipped", "unsupported", skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else str(skipped.longrepr))
-        return self.failure or self.skip, json.loads(json.dumps(texts, default=str)), alive
+        return self.failure or self.skip, json.loads(json.dumps(texts, default=str)), bool(self.alive)
 
     def outcome(self, status, kind, error):
         """Members of a report."""
@@ -76,6 +76,25 @@ class Items:
     def world_fixture(self):
         """The ranks, seen from this one."""
         return self.world
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        """What a fixture of several items changes is right as long as it is alive. Those of pytest change nothing, but for setup_module and the like."""
+        of_pytest = str(getattr(fixturedef.func, "__module__", "")).startswith("_pytest") and not fixturedef.argname.startswith("_")
+        if fixturedef.scope == "function" or of_pytest:
+            yield
+            return
+        snapshot = self.rank.snapshot
+        before = snapshot.read()
+        self.alive.add(fixturedef)
+        yield
+        snapshot.expect_changes(before)
+        fixturedef.addfinalizer(lambda: self.ending.update({fixturedef: snapshot.read()}))  # the last one added is the first to run
+
+    def pytest_fixture_post_finalizer(self, fixturedef):
+        if fixturedef in self.ending:
+            self.rank.snapshot.expect_changes(self.ending.pop(fixturedef))
+        self.alive.discard(fixturedef)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):

@@ -112,7 +112,7 @@ class Rank:
         self.group = self.torch = None
         self.module = None  # that is being imported at the start
         self.loaded = None  # what the last `load` has loaded: a function, a script's path, or Items
-        self.clean = True  # no fixture of pytest is alive, so that the state is that of the snapshot
+        self.clean = True  # no fixture of several items is alive, so that the whole state is that of the snapshot
 
     def main(self):
         """Does not return."""
@@ -343,10 +343,7 @@ class Rank:
             report.update(world.trace())
         del world, value
         imported = {name for name in self.code.imported() if not name.startswith(("_cppool_ranks", "encodings."))}  # these change no state
-        if alive:  # a fixture of more than this item has changed what it needs
-            self.flush()
-        else:
-            self.reset(report, imported and imported - set(self.code.users_modules()))
+        self.reset(report, imported and imported - set(self.code.users_modules()), alive)
         self.clean = not alive
         try:
             self.channel.send("report", id=frame["id"], rank=self.rank, phase="case", **report)
@@ -415,16 +412,19 @@ class Rank:
         LIBC.fflush(None)
         return True
 
-    def reset(self, report, imported):
-        """Puts the process into the state from before the case, and adds to its report what differed."""
+    def reset(self, report, imported, alive=False):
+        """Puts the process into the state from before the case, and adds to its report what differed. alive: a fixture of more than this item
+        may need its groups, threads, memory and the like, which are compared when it has ended."""
         begin = time.perf_counter()
         self.page.write(RESET)
-        groups = self.group.end() if self.group is not None else []
-        state.reset_compiler()
-        state.reset_libraries()
-        state.stop_helpers()
+        groups = []
+        if not alive:
+            groups = self.group.end() if self.group is not None else []
+            state.reset_compiler()
+            state.reset_libraries()
+            state.stop_helpers()
         gc.collect()
-        differed, left, accepted = self.snapshot.restore(self.code.is_users if imported else None)
+        differed, left, accepted = self.snapshot.restore(self.code.is_users if imported else None, not alive)
         if imported:
             gc.freeze()  # a library that is there to stay need not be searched after every case
         if groups:
@@ -433,7 +433,7 @@ class Rank:
             report["warnings"].append(f"the first import of {', '.join(sorted(imported)[:3])} in a case changed {', '.join(accepted)}, which stays: --preload it")
         if not self.flush():
             left["sys"] = ["stdout or stderr is closed"]
-        if self.on_gpu():
+        if self.on_gpu() and not alive:
             self.reset_memory(report)
         report.update(differed=differed, left=left, reset_ms=round((time.perf_counter() - begin) * 1e3, 3))
 

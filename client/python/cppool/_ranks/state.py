@@ -254,6 +254,11 @@ def _torch_groups(torch):
         yield Values("torch hooks", *_attributes(module, [name for name, value in vars(module).items() if name.startswith("_global_") and "hooks" in name and hasattr(value, "clear")]))
 
 
+# pytest changes these itself while a fixture is set up: what the fixture has changed is what differs at the item's end.
+_OF_PYTEST = ("logging", "warnings")
+_LATER = object()
+
+
 class Snapshot:
     """The state as it is now."""
 
@@ -266,6 +271,7 @@ class Snapshot:
         groups += [Values("threads", _threads, imports=True, describe=_thread_name, functions=_thread_functions), Values("children", _children),
                    Values("descriptors", _descriptors, imports=True)]
         self._groups = []  # (group, its values)
+        self._meanwhile = {}  # of a group, by its index: values that are right for a while
         for group in groups:
             try:
                 self._groups.append((group, group.read()))
@@ -281,27 +287,57 @@ class Snapshot:
             names = [name for name in names if name in now]  # fewer threads are no harm
         return names, now
 
+    def read(self):
+        """What `expect_changes` compares with."""
+        return [group.read() for group, _ in self._groups]
+
+    def expect_changes(self, before):
+        """What has changed since then is right until all is restored."""
+        for index, ((group, _), old) in enumerate(zip(self._groups, before)):
+            now = group.read()
+            for name in {**old, **now}:
+                if old.get(name, _MISSING) != now.get(name, _MISSING):
+                    self._meanwhile.setdefault(index, {})[name] = _LATER if group.name in _OF_PYTEST else now.get(name, _MISSING)
+
+    def _right(self, index):
+        """The values that a group should have, without those that are _LATER: they are those it has."""
+        group, known = self._groups[index]
+        meanwhile = self._meanwhile.get(index)
+        if not meanwhile:
+            return known
+        if _LATER in meanwhile.values():
+            now = group.read()
+            meanwhile.update({name: now.get(name, _MISSING) for name, value in meanwhile.items() if value is _LATER})
+        return _with(known, meanwhile)
+
     def expect(self, group, name, value):
         """What is the right value from now on."""
         for each, known in self._groups:
             if each.name == group:
                 known[name] = value
 
-    def restore(self, is_users=None):
+    def restore(self, is_users=None, all_groups=True):
         """Puts back what differs. Returns what differed, what could not be put back, and what a first import has changed, which is accepted from now on
-        where the caller says that there was one: is_users(path), whether a file is no library's. Each is {group: [name, ...]}, without values."""
+        where the caller says that there was one: is_users(path), whether a file is no library's. Each is {group: [name, ...]}, without values.
+        all_groups: else threads, files and the like, which something that goes on may have started, are left for a later call, and what
+        `expect_changes` has seen is right."""
         differed, left, accepted = {}, {}, {}
-        for index, (group, known) in enumerate(self._groups):
+        if all_groups:
+            self._meanwhile = {}
+        for index, (group, _) in enumerate(self._groups):
+            known = self._right(index)
             names, now = self._differing(group, known)
-            if not names:
+            if not names or not all_groups and (group.write is None or group.name == "shared memory"):
                 continue
             if is_users and group.imports:
                 own = [name for name in names if group.functions and not all(_is_of_library(each, is_users) for each in group.functions(name, now.get(name)))]
                 imported = [name for name in names if name not in own]
                 if imported:
                     accepted.setdefault(group.name, []).extend(map(str, imported[:16]))
-                known = {**{name: value for name, value in now.items() if name not in own}, **{name: known[name] for name in own if name in known}}
-                self._groups[index] = (group, known)
+                    self._groups[index] = (group, _with(self._groups[index][1], {name: now.get(name, _MISSING) for name in imported}))
+                    for name in imported:
+                        self._meanwhile.get(index, {}).pop(name, None)
+                    known = self._right(index)
                 names = own
                 if not names:
                     continue
@@ -324,6 +360,10 @@ class Snapshot:
             if still:
                 left.setdefault(group.name, []).extend(map(str, still[:16]))
         return differed, left, accepted
+
+
+def _with(values, changes):
+    return {name: value for name, value in {**values, **changes}.items() if value is not _MISSING}
 
 
 def _label(group, name, now):
