@@ -64,6 +64,7 @@ class RanksPlugin:
         self._options = {"python": True, "preload": config.getini("cppool_preload"), **options}
         self._pools: Optional[Pools] = None  # from the first item on
         self._arguments: list[str] = []
+        self._next: dict[pytest.Item, Optional[str]] = {}  # the item after it on the same ranks
 
     def _size(self, item: Any) -> Optional[int]:
         """None: the item runs in this process, or has the mark and cannot run."""
@@ -74,6 +75,10 @@ class RanksPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         files = dict.fromkeys(str(item.path) for item in session.items if self._size(item))
+        later: dict[Optional[int], str] = {}
+        for item in reversed(session.items):
+            self._next[item] = later.get(self._size(item))
+            later[self._size(item)] = item.nodeid
         config = self._config
         self._arguments = [*files, f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else []),
                            f"--import-mode={config.getoption('importmode')}", *options_of(config)]
@@ -91,7 +96,10 @@ class RanksPlugin:
 
     def _run(self, item: pytest.Item, nextitem: Optional[pytest.Item], size: int, marker: Optional[pytest.Mark]) -> list[pytest.TestReport]:
         options = dict(marker.kwargs) if marker else {}
-        case = {"pytest": self._arguments, "nodeid": item.nodeid, "next": nextitem.nodeid if nextitem is not None and self._size(nextitem) == size else None,
+        following = self._next.get(item)
+        if hasattr(self._config, "workerinput"):  # of pytest-xdist, which gives a worker one item after the other
+            following = nextitem.nodeid if nextitem is not None and self._size(nextitem) == size else None
+        case = {"pytest": self._arguments, "nodeid": item.nodeid, "next": following,
                 "roots": [str(self._config.rootpath)], **caller(), "cwd": str(self._config.invocation_params.dir),
                 **{name: options.pop(name) for name in ("env", "seed") if name in options}}
         try:

@@ -348,6 +348,45 @@ def test_expected_failures(tmp_path):
     assert "[XPASS(strict)]" in cases["test_strict_of_none[W2]"].find("failure").get("message")
 
 
+FIXTURES_OF_SIZES = """
+import os
+import cppool, pytest
+
+def note(world_size, text):
+    if os.environ["RANK"] == "0":
+        with open(f"notes{world_size}", "a") as file:
+            file.write(text + "\\n")
+
+@pytest.fixture(scope="session")
+def of_session():
+    note(os.environ["WORLD_SIZE"], "session begins")
+    yield
+    note(os.environ["WORLD_SIZE"], "session ends")
+
+@pytest.fixture(scope="module")
+def of_module(of_session):
+    note(os.environ["WORLD_SIZE"], "module begins")
+    yield
+    note(os.environ["WORLD_SIZE"], "module ends")
+
+@pytest.fixture(autouse=True)
+def of_item(request, of_module):
+    note(os.environ["WORLD_SIZE"], request.node.name.partition("[")[0])
+"""
+
+
+def test_fixtures_live_on_between_world_sizes(tmp_path):
+    """Each world sets them up once, and ends them with its last item that needs them."""
+    (tmp_path / "conftest.py").write_text(FIXTURES_OF_SIZES)
+    (tmp_path / "test_other.py").write_text("import cppool\n@cppool.ranks(2, 1)\ndef test_d(): pass\n@cppool.ranks(2)\ndef test_e(): pass\n")
+    cases, output = run(tmp_path, "test_other.py", text="import cppool\n@cppool.ranks(1, 2)\ndef test_a(): pass\n@cppool.ranks(1, 2)\ndef test_b(): pass\n"
+                        "@cppool.ranks(1, 2, deadline=0)\ndef test_not_run(): pass\n")
+    assert [outcome(case) for case in cases.values()] == ["passed"] * 4 + ["failure"] * 2 + ["passed"] * 3, output
+    begin = ["session begins", "module begins", "test_a", "test_b", "module ends", "module begins", "test_d"]
+    for size, more in ((1, []), (2, ["test_e"])):
+        assert (tmp_path / f"notes{size}").read_text().splitlines() == [*begin, *more, "module ends", "session ends"], output
+
+
 TORCHRUN_TESTS = """
 import os, subprocess
 

@@ -50,6 +50,7 @@ class Items:
         item, self.world = self.items[frame["nodeid"]], world
         self.reports, self.failure, self.skip = [], {}, {}
         try:
+            item.session._setupstate.teardown_exact(item)  # where the item that was to come has not come
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
         finally:
             self.world = None
