@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import _pytest.config
 import pytest
@@ -58,10 +58,11 @@ def options_of(config: pytest.Config) -> list[str]:
 class RanksPlugin:
     """Runs the items that are for ranks in place of pytest, and hands it their reports."""
 
-    def __init__(self, config: pytest.Config, options: dict[str, Any]):
+    def __init__(self, config: pytest.Config, options: Callable[[], dict[str, Any]]):
+        """options: of the pools, when the first item needs them; fails the item where it has none."""
         self._config = config
         self._everywhere: Optional[int] = config.getoption("--cppool-ranks")
-        self._options = {"python": True, "preload": config.getini("cppool_preload"), **options}
+        self._options = options
         self._pools: Optional[Pools] = None  # from the first item on
         self._arguments: list[str] = []
         self._next: dict[pytest.Item, Optional[str]] = {}  # the item after it on the same ranks
@@ -103,10 +104,12 @@ class RanksPlugin:
                 "roots": [str(self._config.rootpath)], **caller(), "cwd": str(self._config.invocation_params.dir),
                 **{name: options.pop(name) for name in ("env", "seed") if name in options}}
         try:
-            self._pools = self._pools or Pools(**self._options)
+            self._pools = self._pools or Pools(python=True, preload=self._config.getini("cppool_preload"), **self._options())
             result = self._pools.at(size).run_python(case, **options)
         except PoolError as error:
             return [self._failed(item, f"{error.kind}: {error}")]
+        except pytest.fail.Exception as error:
+            return [self._failed(item, str(error))]
         except (ValueError, TypeError) as error:  # of an option
             what = f"cppool.ranks with {', '.join(marker.kwargs)}" if marker and marker.kwargs else "the ranks"
             return [self._failed(item, f"{item.nodeid}: {what}: {error}")]

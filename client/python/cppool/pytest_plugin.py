@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     everywhere = config.getoption("--cppool-ranks")
     if everywhere is not None and not 1 <= everywhere <= 64:
         raise pytest.UsageError("--cppool-ranks is a world size from 1 to 64")
-    config.pluginmanager.register(RanksPlugin(config, _where(config)), "cppool-ranks")
+    config.pluginmanager.register(RanksPlugin(config, lambda: {**_where(config), **_environment_of_this_worker()}), "cppool-ranks")
     if config.getoption("--cppool-require") is not None:
         _requirement(config.getoption("--cppool-require"), "--cppool-require")
     if (config.getoption("--cppool-retries") or 0) < 0:
@@ -331,6 +331,12 @@ def _of_this_worker(options: Mapping[str, Any]) -> dict[str, Any]:
                     f"({', '.join(devices)}), and each worker needs one for itself: run with -n {len(devices)}, or set "
                     "CUDA_VISIBLE_DEVICES= to run without GPUs", pytrace=False)
     return {**options, "devices": _share(devices, int(os.environ["PYTEST_XDIST_WORKER"].lstrip("gw")), workers)}
+
+
+def _environment_of_this_worker() -> dict[str, Any]:
+    """Likewise for Python ranks: by the environment, since the option `devices` asks for a backend on GPUs, and tests may need none."""
+    devices = _of_this_worker({}).get("devices")
+    return {"environment": {"CUDA_VISIBLE_DEVICES": ",".join(devices)}} if devices else {}
 
 
 @pytest.fixture(scope="session")

@@ -68,12 +68,12 @@ def test_fixture_of_pools(cppool): pass
 """
 
 
-def run(folder, *arguments, text=TESTS):
+def run(folder, *arguments, text=TESTS, gpus=""):
     """The test cases of the JUnit report by name, and the output."""
     (folder / "test_of_user.py").write_text(text)
     report = folder / "report.xml"
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "cppool_preload=decimal", f"--junitxml={report}", "-rA",
-                           "test_of_user.py", *arguments], cwd=folder, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE,
+                           "test_of_user.py", *arguments], cwd=folder, env={**os.environ, "CUDA_VISIBLE_DEVICES": gpus}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=300)
     cases = {case.get("name"): case for case in xml.etree.ElementTree.parse(report).iter("testcase")} if report.exists() else {}
     return cases, done.stdout
@@ -385,6 +385,16 @@ def test_fixtures_live_on_between_world_sizes(tmp_path):
     begin = ["session begins", "module begins", "test_a", "test_b", "module ends", "module begins", "test_d"]
     for size, more in ((1, []), (2, ["test_e"])):
         assert (tmp_path / f"notes{size}").read_text().splitlines() == [*begin, *more, "module ends", "session ends"], output
+
+
+@pytest.mark.parametrize("workers, visible", [(2, "2,3"), (1, "0,1"), (8, None)])
+def test_workers_of_xdist_share_out_the_gpus(tmp_path, monkeypatch, workers, visible):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
+    text = f"import os, cppool\n@cppool.ranks(2)\ndef test_it(): assert os.environ['CUDA_VISIBLE_DEVICES'] == '{visible}'\ndef test_here(): pass\n"
+    cases, output = run(tmp_path, text=text, gpus="0,1,2,3")
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_it[W2]": "passed" if visible else "failure", "test_here": "passed"}, output
+    assert visible or "there are 8 workers of pytest-xdist and 4 GPUs" in output
 
 
 TORCHRUN_TESTS = """
