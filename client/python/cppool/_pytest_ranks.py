@@ -1,6 +1,7 @@
 """Tests that run on every rank of a warm world of Python processes: `@cppool.ranks(2, 4)` and `pytest --cppool-ranks N`."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -55,6 +56,10 @@ def options_of(config: pytest.Config) -> list[str]:
             *(each for text in config.option.pythonwarnings or [] for each in ("-W", text)), f"--cppool-options={json.dumps(values, sort_keys=True)}"]
 
 
+def nothing() -> None:
+    """A case, for which ranks end their session of pytest."""
+
+
 class RanksPlugin:
     """Runs the items that are for ranks in place of pytest, and hands it their reports."""
 
@@ -66,6 +71,7 @@ class RanksPlugin:
         self._pools: Optional[Pools] = None  # from the first item on
         self._arguments: list[str] = []
         self._next: dict[pytest.Item, Optional[str]] = {}  # the item after it on the same ranks
+        self._open: set[int] = set()  # worlds whose fixtures wait for an item
 
     def _size(self, item: Any) -> Optional[int]:
         """None: the item runs in this process, or has the mark and cannot run."""
@@ -106,6 +112,7 @@ class RanksPlugin:
         try:
             self._pools = self._pools or Pools(python=True, preload=self._config.getini("cppool_preload"), **self._options())
             result = self._pools.at(size).run_python(case, **options)
+            (self._open.add if following and not result.replaced else self._open.discard)(size)
         except PoolError as error:
             return [self._failed(item, f"{error.kind}: {error}")]
         except pytest.fail.Exception as error:
@@ -160,6 +167,12 @@ class RanksPlugin:
         if result.failure and result.failure.detail.startswith("expected failure: "):  # of a rank that has not come to its report
             report.wasxfail = result.error
         return report
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Has fixtures ended whose next item has not come, as with -x."""
+        for size in self._open if self._pools and exitstatus != pytest.ExitCode.INTERRUPTED else ():
+            with contextlib.suppress(PoolError):
+                self._pools.at(size).run_python({"function": f"{os.path.abspath(__file__)}:nothing", **caller()})
 
     def pytest_unconfigure(self) -> None:
         if self._pools:

@@ -387,6 +387,15 @@ def test_fixtures_live_on_between_world_sizes(tmp_path):
         assert (tmp_path / f"notes{size}").read_text().splitlines() == [*begin, *more, "module ends", "session ends"], output
 
 
+def test_fixtures_end_where_their_next_item_does_not_come(tmp_path):
+    (tmp_path / "conftest.py").write_text(FIXTURES_OF_SIZES)
+    cases, output = run(tmp_path, "-x", text="import cppool\n@cppool.ranks(1, 2)\ndef test_a(): pass\n"
+                        "@cppool.ranks(2, deadline=0)\ndef test_b(): pass\n@cppool.ranks(1, 2)\ndef test_c(): pass\n")
+    assert [outcome(case) for case in cases.values()] == ["passed", "passed", "failure"], output
+    for size in (1, 2):
+        assert (tmp_path / f"notes{size}").read_text().splitlines() == ["session begins", "module begins", "test_a", "module ends", "session ends"], output
+
+
 @pytest.mark.parametrize("workers, visible", [(2, "2,3"), (1, "0,1"), (8, None)])
 def test_workers_of_xdist_share_out_the_gpus(tmp_path, monkeypatch, workers, visible):
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
