@@ -198,12 +198,13 @@ def _python_groups():
 
 def _config_group(config):
     """Of a module of torch's settings: all are read only when the hash that it keeps has changed, or a limit, which has no part in it."""
-    names = list(pickle.loads(config.save_config()))
-    limits = [name for name in names if name in getattr(config, "_compile_ignored_keys", ()) and "limit" in name]  # the rest of these is for debugging
-    known = values = None
+    names = limits = known = values = None
 
     def read():
-        nonlocal known, values
+        nonlocal names, limits, known, values
+        if names is None:  # here, where another version of torch may fail
+            names = list(pickle.loads(config.save_config()))
+            limits = [name for name in names if name in getattr(config, "_compile_ignored_keys", ()) and "limit" in name]  # the others are for debugging
         now = [config.get_hash(), *(getattr(config, name) for name in limits)]
         if now != known:
             with warnings.catch_warnings():
