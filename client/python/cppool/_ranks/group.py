@@ -29,7 +29,7 @@ def choose(backend, size, torch):
         if size > count:
             if version_of(torch) < (2, 30):
                 raise RuntimeError(f"{size} ranks on {count} GPUs need NCCL 2.30, and this torch has {'.'.join(map(str, version_of(torch)))}: "
-                                   f"take the backend gloo, or at most {count} ranks")
+                                   f"take the backend host, with gloo, or at most {count} ranks")
             os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     return backend, count
 
@@ -139,7 +139,8 @@ class Group:
                  "backend": str(backend).lower() if backend is not None else self.backend}
         for name, warm in (("rank", self.rank), ("world_size", self.size), ("backend", self.backend)):
             if asked[name] != warm:
-                raise ValueError(f"init_process_group asks for the {name} {asked[name]}, and the warm group has {warm}: own_group makes a group of the case's own")
+                raise ValueError(f"init_process_group asks for the {name} {asked[name]}, and the warm group has {warm}: own_group makes a group of the case's own; "
+                                 "under cppool torchrun, which has no such option, CUDA_VISIBLE_DEVICES= gives the backend gloo")
         if pg_options is not None or more.get("_ranks"):
             raise ValueError("init_process_group with pg_options or _ranks needs own_group: the warm group has been made without")
         self.taken = True
