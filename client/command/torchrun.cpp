@@ -11,7 +11,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -152,17 +151,6 @@ Json Environment() {
   return env;
 }
 
-// Folders of the user's code beside the script's own: what of them has changed is loaded anew.
-Json Roots(const std::filesystem::path& cwd) {
-  Json roots = Json::array({cwd.string()});
-  const char* const path = std::getenv("PYTHONPATH");
-  std::istringstream folders(path ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (!folder.empty() && IsUtf8(folder).empty())
-      roots.push_back((cwd / folder).lexically_normal().string());
-  return roots;
-}
-
 // What the ranks write is the script's output; the other lines of the daemon's stderr are the daemon's. On a
 // thread of its own, so that what the reader of this program's output has not taken yet is not lost.
 class ScriptOutput {
@@ -236,7 +224,6 @@ int RunScript(const Torchrun& run, const Streams& streams) {
                     {"argv", run.arguments},
                     {"path", Json::array({script.lexically_normal().parent_path().string()})},
                     {"cwd", cwd},
-                    {"roots", Roots(cwd)},
                     {"env", Environment()}}
                    .dump();
   options.log_level = "error";
