@@ -1,9 +1,15 @@
 #include "daemon/machines/process_agent.h"
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <pthread.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdlib>
 #include <deque>
+#include <memory>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -23,6 +29,21 @@ constexpr std::chrono::seconds kCheckLimit{5};
 
 Clock::time_point LimitOf(const Json& frame) {
   return Clock::now() + std::chrono::milliseconds(frame.at("limit_ms").get<std::int64_t>());
+}
+
+// The network interface of this machine that has the address; empty: none has.
+std::string InterfaceOf(const std::string& address) {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(all, freeifaddrs);
+  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
+    std::array<char, INET_ADDRSTRLEN> text{};
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr, text.data(),
+              text.size());
+    if (address == text.data()) return each->ifa_name;
+  }
+  return "";
 }
 
 Json ToJson(const RankProcess::Place& place) {
@@ -56,6 +77,14 @@ struct ProcessAgent::World {
   const RankServer::Ranks ranks;
   std::vector<Mail> mails;
 };
+
+ProcessAgent::ProcessAgent(FrameSocket& head, const kernels::Place& place, int node, BackendChoice backend)
+    : head_(head), place_(place), node_(node), backend_(backend) {
+  // Ranks of one machine meet on its loopback interface, unless torch's gloo is told another one.
+  if (place.ranks == place.world_size) return;
+  if (const std::string interface = InterfaceOf(head.own_address()); !interface.empty())
+    setenv("GLOO_SOCKET_IFNAME", interface.c_str(), 0);
+}
 
 void ProcessAgent::Do(const Json& job, Json& answer) {
   const std::string name = job.at("frame");

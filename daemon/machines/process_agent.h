@@ -16,9 +16,8 @@ namespace cppool::daemon {
 
 class ProcessAgent {
  public:
-  // `head` outlives it. `node`: the number of the agent.
-  ProcessAgent(FrameSocket& head, const kernels::Place& place, int node, BackendChoice backend)
-      : head_(head), place_(place), node_(node), backend_(backend) {}
+  // On the main thread, before it starts others. `head` outlives it. `node`: the number of the agent.
+  ProcessAgent(FrameSocket& head, const kernels::Place& place, int node, BackendChoice backend);
 
   // On the main thread, with which fork servers die: adds members to the answer to `server`, `fork` or
   // `check`. Throws StartError.

@@ -4,10 +4,13 @@ agents, too.
 
     machines_python_test.py CPPOOLD CPPOOL [unittest's arguments]
 """
+import fcntl
 import importlib.util
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +25,9 @@ NAMES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "M
 
 def place(world):
     return [os.environ[name] for name in NAMES]
+
+def interface(world):
+    return os.environ["GLOO_SOCKET_IFNAME"]
 
 def fault(world, rank, kind, others=0):
     with world.stage("before"):
@@ -85,6 +91,14 @@ class Python(Case):
         return head, nodes
 
 
+def address_of(interface):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(any_socket, 0x8915, struct.pack("256s", interface.encode()))[20:24])  # SIOCGIFADDR
+        except OSError:
+            return None
+
+
 class Places:
     def test_each_rank_knows_its_place(self):
         for agents, size in ((1, 4), (2, 4), (4, 4), (2, 2)):
@@ -102,6 +116,19 @@ class Places:
 
 
 class Worlds(Places, Python):
+    def test_torch_is_told_the_interface_that_reaches_the_head(self):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))
+            except OSError:
+                self.skipTest("this machine has no network")
+            address = probe.getsockname()[0]
+        for agents, value, wanted in ((2, None, address), (2, "any", "any"), (1, None, "127.0.0.1")):
+            environment = {"CPPOOL_HEAD_ADDRESS": address, **({"GLOO_SOCKET_IFNAME": value} if value else {})}
+            with self.head(agents, environment=environment) as head:
+                names = {rank["value"] for rank in self.call(head, "interface")["ranks"]}
+            self.assertEqual(names, {wanted if value else next(name for _, name in socket.if_nameindex() if address_of(name) == wanted)})
+
     def test_iterations_are_those_of_all_ranks(self):
         with self.head() as head:
             answer = self.call(head, "iterates", repeat=200, warmup=2, sampling={"precision": 0.5, "max_ms": 3000})
