@@ -16,6 +16,10 @@ namespace {
 
 using protocol::RunResult;
 
+// For ranks to return from an abort at a passed deadline when a node does not answer: the client is told in
+// time.
+constexpr std::chrono::milliseconds kSilentLimit{500};
+
 std::shared_ptr<MemoryMeeting> MakeMeeting(const RankRunners& runners, const PreparedRun& run,
                                            std::shared_ptr<protocol::RunControl> control) {
   std::optional<SamplingRule> rule;
@@ -77,10 +81,14 @@ RunResult CaseRun::Execute(std::vector<HostSlice>* host,
 bool CaseRun::WaitForRanks(RankReports::Clock::time_point until, std::optional<RunResult>& late) {
   using Clock = RankReports::Clock;
   if (reports_->WaitForEnd(until)) return false;
-  if (!reports_->interrupted())
-    late = TimedOut(prepared_->options.deadline);
-  else if (reports_->WaitUntil(Clock::now() + limits_.grace))
+  auto abort_limit = limits_.abort;
+  if (!reports_->interrupted()) {
+    const std::vector<RankReport> ranks = WhereNow();
+    late = Late(ranks, prepared_->options.deadline);
+    if (!SilentNode(ranks).empty()) abort_limit = std::min(abort_limit, kSilentLimit);
+  } else if (reports_->WaitUntil(Clock::now() + limits_.grace)) {
     return false;
+  }
   const std::vector<RankReport> reports = reports_->Get();
   const RankReport* cause = Cause(reports);
   meeting_->Abort();
@@ -88,7 +96,7 @@ bool CaseRun::WaitForRanks(RankReports::Clock::time_point until, std::optional<R
     runner->Abort(cause  ? "rank " + std::to_string(cause->rank) + " failed first: " + cause->failure.text
                   : late ? "the deadline has passed"
                          : "the request was cancelled");
-  reports_->WaitUntil(Clock::now() + limits_.abort);
+  reports_->WaitUntil(Clock::now() + abort_limit);
   return true;
 }
 
@@ -148,7 +156,7 @@ RankReport CaseRun::FirstRank() const {
   return first;
 }
 
-RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
+std::vector<RankReport> CaseRun::WhereNow() const {
   std::vector<RankReport> ranks = SnapshotsOf(runners_, true);
   const std::vector<RankReport> reported = reports_->Get();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -159,6 +167,10 @@ RunResult CaseRun::TimedOut(std::chrono::milliseconds deadline) const {
     else
       ranks[i].failure = reported[i].failure;
   }
+  return ranks;
+}
+
+RunResult CaseRun::Late(const std::vector<RankReport>& ranks, std::chrono::milliseconds deadline) const {
   RunResult result = TimeoutReport(ranks, deadline);
   result.seed = prepared_->seed;
   result.kernels = prepared_->kernels;

@@ -58,11 +58,15 @@ class CaseRun {
   RankReport FirstRank() const;
 
   // Any thread, while Execute is stuck: the answer to a passed deadline, with the place where each rank is.
-  protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const;
+  protocol::RunResult TimedOut(std::chrono::milliseconds deadline) const {
+    return Late(WhereNow(), deadline);
+  }
 
  private:
   // True: they had to be aborted. `late`: of a run whose time was over: where they were.
   bool WaitForRanks(RankReports::Clock::time_point until, std::optional<protocol::RunResult>& late);
+  std::vector<RankReport> WhereNow() const;  // with stacks
+  protocol::RunResult Late(const std::vector<RankReport>& ranks, std::chrono::milliseconds deadline) const;
   // The last reports: of ranks that are not done, where they are.
   std::vector<RankReport> Collect();
 

@@ -174,8 +174,8 @@ void ProcessRanks::Ensure(Clock::time_point until) {
   if (ready_ && std::ranges::all_of(world_.ranks, [](const auto& rank) { return !rank->End(); })) return;
   try {
     if (server_) {
-      if (!server_->KillAll(world_.ranks, Clock::now() + kKillLimit))
-        Log(LogLevel::kError, "a rank has not ended 5 s after SIGKILL: what it holds is lost");
+      if (!server_->KillAll(world_.ranks, std::min(until, Clock::now() + kKillLimit)))
+        Log(LogLevel::kError, "a rank has not ended after SIGKILL: what it holds is lost");
       if (const auto why = server_->Changed(std::min(until, Clock::now() + kAnswerLimit)); !why.empty()) {
         Log(LogLevel::kInfo, "another fork server is started: " + why.front());
         server_.reset();

@@ -186,6 +186,19 @@ std::string PlaceOfThread(pid_t thread) noexcept {
   }
 }
 
+std::string SilentNode(const std::vector<RankReport>& ranks) {
+  std::string silent;
+  for (const RankReport& rank : ranks) {
+    if (rank.phase != RankPhase::kUnknown || rank.node.empty() || rank.node == silent) continue;
+    if (!silent.empty()) return "";
+    silent = rank.node;
+  }
+  const bool whole = std::ranges::all_of(ranks, [&](const RankReport& rank) {
+    return rank.node != silent || rank.phase == RankPhase::kUnknown;
+  });
+  return whole ? silent : "";
+}
+
 protocol::Json WhereRanksAre(const std::vector<RankReport>& ranks) {
   using protocol::Json;
   Json list = Json::array();
@@ -219,6 +232,11 @@ RunResult TimeoutReport(const std::vector<RankReport>& ranks, std::chrono::milli
       text += ", others wait for " + name + ", which has finished";
     else if (std::ranges::count_if(ranks, [](const auto& rank) { return !Finished(rank); }) > 1)
       text += ", others wait for " + name;
+  }
+  if (const std::string silent = SilentNode(ranks);
+      !silent.empty() && (failure.node.empty() || failure.node == silent)) {
+    failure.node = silent;
+    text += ", node " + silent + " does not answer";
   }
   for (const RankReport& rank : ranks) {
     protocol::Rank entry;

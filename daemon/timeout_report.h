@@ -36,6 +36,10 @@ std::string DescribeRank(const RankReport& rank);
 // All stacks of a rank as the answer's list of lines.
 std::vector<std::string> StackLines(const std::vector<std::vector<std::string>>& stacks);
 
+// The node of all ranks that were not read in time, which then is no matter of the ranks; empty: they are of
+// several, or others of it were read.
+std::string SilentNode(const std::vector<RankReport>& ranks);
+
 // The members `text`, `awaited` and `ranks` of the answer to `status`.
 protocol::Json WhereRanksAre(const std::vector<RankReport>& ranks);
 

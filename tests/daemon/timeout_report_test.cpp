@@ -188,6 +188,26 @@ TEST_CASE("ranks whose reading blocks or throws do not prevent the answer") {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the reading thread
 }
 
+TEST_CASE("a node that does not answer is named") {
+  const auto on = [](const std::string& node, RankReport report) {
+    report.node = node;
+    return report;
+  };
+  const auto report = [](std::vector<RankReport> ranks) {
+    for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i].rank = static_cast<int>(i);
+    return TimeoutReport(ranks, std::chrono::milliseconds(5));
+  };
+  const RankReport works = on("a", Running({In("main", "forward", 1)}));
+  const RankReport silent = on("b", In(RankPhase::kUnknown));
+  const auto one = report({works, works, silent, silent});
+  CHECK(one.failure->node == "b");
+  CHECK(Has(one.error, "not finished after 5 ms, node b does not answer: rank 0 on node a: forward"));
+  CHECK(report({works, on("a", In(RankPhase::kUnknown)), silent, silent}).failure->node.empty());
+  CHECK(report({works, works, silent, on("b", works)}).failure->node.empty());
+  const RankReport failed = on("a", In(RankPhase::kRunning, {}, "it failed"));
+  CHECK(report({failed, works, silent, silent}).failure->node == "a");  // the cause
+}
+
 TEST_CASE("a rank that cannot be read is asked by one thread, however often where it is is asked") {
   std::mutex mutex;
   std::condition_variable changed;

@@ -219,6 +219,7 @@ class Failures(Kills, Faults, Python):
         self.assertEqual((answer["failure"]["kind"], answer["fatal"]), ("timeout", True), answer)
         self.assertIn(f"rank 1 on node {nodes[0]['node']}: there, ", answer["error"])
         self.assertIn(f"rank 3 on node {nodes[1]['node']}: the runtime does not say where", answer["error"])
+        self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
         self.assertEqual(head.end(), 3)
 
     def test_a_fork_server_is_killed(self):

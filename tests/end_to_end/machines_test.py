@@ -303,6 +303,8 @@ class Disks(Case):
         self.assertEqual(answer["status"], "error", answer)
         self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
         self.assertIn("File too large", answer["error"])
+        self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+        self.assertIn(f"node {nodes[1]['node']} does not answer", answer["error"])
         self.assertTrue(head.run()["ok"])
 
     def test_a_full_disk_there(self):
