@@ -284,8 +284,11 @@ protocol::RunResult AgentProcessRanks::Run(const protocol::RequestQueue::Entry& 
 
 void AgentProcessRanks::WhileIdle() {
   agents_.CheckGone();
-  const Agents::Busy busy(agents_);
-  ProcessRanks::WhileIdle();
+  {
+    const Agents::Busy busy(agents_);
+    ProcessRanks::WhileIdle();
+  }
+  agents_.CheckGone();  // of an agent that went meanwhile
 }
 
 void AgentProcessRanks::Close() {

@@ -222,6 +222,28 @@ class Failures(Kills, Faults, Python):
         self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
         self.assertEqual(head.end(), 3)
 
+    def test_the_client_is_told_of_a_stopped_agent(self):
+        """Before it gives up on the daemon, which waits for ranks that cannot end."""
+        script = ("import cppool, os, signal, sys, threading\n"
+                  f"with cppool.Pool(4, backend='host', launch={self.launch(2)!r}, python={PYTHON!r}) as pool:\n"
+                  "    nodes = pool.hello()['nodes']\n"
+                  "    threading.Timer(0.5, os.kill, (nodes[1]['pid'], signal.SIGSTOP)).start()\n"
+                  f"    result = pool.call({self.cases + ':fault'!r}, {{'rank': 0, 'kind': 'hangs', 'others': 100}}, deadline=3)\n"
+                  "    print(result.failure.kind, result.failure.node == nodes[1]['node'])\n")
+        build = os.path.dirname(os.path.dirname(Head.daemon))
+        done = subprocess.run([PYTHON, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env={**os.environ, "CPPOOL_DAEMON": Head.daemon, "CPPOOL_HEAD_ADDRESS": "127.0.0.1",
+                                   "PYTHONPATH": os.path.join(build, "python")})
+        self.assertEqual(done.stdout.splitlines()[-1:], ["timeout True"], done.stdout)
+
+    def test_an_agent_is_killed_while_ranks_are_replaced(self):
+        with self.head() as head:
+            nodes = head.nodes()
+            self.call(head, "fault", {"rank": 0, "kind": "exits"})
+            time.sleep(0.05)
+            os.kill(nodes[1]["pid"], signal.SIGKILL)
+            self.assertEqual(head.process.wait(60), 3)
+
     def test_a_fork_server_is_killed(self):
         """Its agent lives, and starts another."""
         def kill(_, nodes):
