@@ -60,6 +60,7 @@ void AgentLink::Take(Json frame) {
 }
 
 void AgentLink::BeGone(const std::string& why) {
+  if (events_.gone) events_.gone(*this, why);
   {
     const std::lock_guard lock(mutex_);
     gone_ = why;
@@ -69,7 +70,6 @@ void AgentLink::BeGone(const std::string& why) {
     const std::lock_guard following(following_);
     if (follow_) follow_(nullptr);
   }
-  if (events_.gone) events_.gone();
 }
 
 void AgentLink::Follow(std::function<void(Json*)> follow) {

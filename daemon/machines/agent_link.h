@@ -26,7 +26,8 @@ class AgentLink {
   using Clock = std::chrono::steady_clock;
   using Json = protocol::Json;
   struct Events {
-    std::function<void()> gone;                          // once, any thread
+    // Once, any thread, before others see it.
+    std::function<void(const AgentLink& agent, const std::string& why)> gone;
     std::function<void(const std::string& text)> write;  // to the channel of answers: for faults
     std::function<void(const Json& news)> tell;          // what one of its ranks tells the other agents
   };

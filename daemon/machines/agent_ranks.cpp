@@ -18,6 +18,8 @@ using protocol::Json;
 using protocol::RunResult;
 
 constexpr std::chrono::seconds kMemoryLimit{10};
+// An agent that has not answered so long before the deadline is named before the watchdog answers.
+constexpr std::chrono::milliseconds kBeforeDeadline{50}, kWayBack{20};
 
 }  // namespace
 
@@ -120,7 +122,7 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                   "--python (PoolOptions::python)");
   protocol::RunRequest with_digests = request;
   SendLibraries(protocol::NamedLibraries(request), with_digests.load, with_digests.digests, until);
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - kWayBack - Clock::now());
   const std::vector<Json> answers =
       agents_.AskAll({{"frame", "prepare"},
                       {"request", protocol::SerializeRequest({std::nullopt, with_digests})},
@@ -134,15 +136,16 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
 
 void AgentRanks::Validate(const protocol::RunRequest& request, Clock::time_point until) {
   const Agents::Busy busy(agents_);
-  Prepare(request, until);
+  Prepare(request, until - kBeforeDeadline);
 }
 
 RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string&,
-                          Clock::time_point until, RunTrace* trace) {
+                          Clock::time_point deadline, RunTrace* trace) {
   const Agents::Busy busy(agents_);
   const protocol::RunRequest& request = *incoming->run();
   const Json first = Prepare(request, until).front();
   if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
+  const Clock::time_point until = deadline - kBeforeDeadline;
   auto prepared = std::make_shared<PreparedRun>();
   prepared->registered.name = request.case_name;
   prepared->registered.library = first.at("library");

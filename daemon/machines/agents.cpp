@@ -43,7 +43,7 @@ protocol::RunResult Agents::Lost::ToResult() const {
   protocol::RunResult result;
   result.status = protocol::Status::kError;
   result.error = what();
-  result.failure = protocol::Failure{FailureKind::kInternal, std::nullopt, "", what()};
+  result.failure = protocol::Failure{kind, std::nullopt, "", what()};
   result.failure->node = node;
   result.fatal = true;
   return result;
@@ -57,7 +57,11 @@ Agents::Agents(Options options, Clock::time_point limit) : options_(std::move(op
     const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
     const std::size_t index = links_.size();
     AgentLink::Events events;
-    events.gone = [this] {
+    events.gone = [this](const AgentLink& lost, const std::string& why) {
+      {
+        const std::lock_guard lock(losing_);
+        if (!first_lost_) first_lost_.emplace(lost.Name() + " is lost: " + why, lost.node());
+      }
       if (busy_ == 0) CheckGone();
     };
     events.write = [this](const std::string& text) {
@@ -148,18 +152,18 @@ std::vector<Json> Agents::AskAll(const Json& frame, Clock::time_point until) {
     asked.push_back(
         std::async(std::launch::async, [&agent = *agent, &frame, until] { return agent.Ask(frame, until); }));
   std::vector<Json> answers;
-  std::string missing, node;
+  std::vector<const AgentLink*> missing;
   for (std::size_t i = 0; i < links_.size(); ++i) {
     auto answer = asked[i].get();
-    if (!answer && missing.empty()) {
-      const std::string gone = links_[i]->Gone();
-      node = links_[i]->node();
-      missing = links_[i]->Name() + (gone.empty() ? " has not answered in time" : " is lost: " + gone);
-    }
+    if (!answer) missing.push_back(links_[i].get());
     answers.push_back(answer ? std::move(*answer) : Json());
   }
-  if (!missing.empty()) throw Lost(missing, node);
-  return answers;
+  if (missing.empty()) return answers;
+  if (const auto lost = FindLost()) throw Lost(*lost);
+  std::string names;
+  for (const AgentLink* agent : missing) names += (names.empty() ? "" : ", ") + agent->Name();
+  throw Lost(names + (missing.size() == 1 ? " has" : " have") + " not answered in time",
+             missing.size() == 1 ? missing.front()->node() : "", FailureKind::kTimeout);
 }
 
 std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
@@ -170,7 +174,9 @@ std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
       const std::int64_t before = kernels::TraceClockNs();
       const auto answer = agent->Ask({{"frame", "clock"}}, until);
       const std::int64_t after = kernels::TraceClockNs(), error = (after - before) / 2 + 1;
-      if (!answer) throw Lost(agent->Name() + " does not say what time it is", agent->node());
+      if (!answer && FindLost()) throw Lost(*FindLost());
+      if (!answer)
+        throw Lost(agent->Name() + " does not say what time it is", agent->node(), FailureKind::kTimeout);
       if (error < best.error_ns) best = {answer->at("ns").get<std::int64_t>() - before - error, error};
     }
     clocks[agent->node()] = best;
@@ -179,10 +185,8 @@ std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
 }
 
 std::optional<Agents::Lost> Agents::FindLost() const {
-  for (const auto& agent : links_)
-    if (const std::string why = agent->Gone(); !why.empty())
-      return Lost(agent->Name() + " is lost: " + why, agent->node());
-  return std::nullopt;
+  const std::lock_guard lock(losing_);
+  return first_lost_;
 }
 
 void Agents::CheckGone() const {

@@ -38,10 +38,12 @@ class Agents {
   };
   // What is thrown for an agent that is lost or has not answered in time.
   struct Lost : kernels::RuntimeError {
-    Lost(const std::string& text, std::string on_node)
-        : RuntimeError(CPPOOL_INTERNAL, text), node(std::move(on_node)) {}
+    Lost(const std::string& text, std::string on_node,
+         protocol::FailureKind of_kind = protocol::FailureKind::kInternal)
+        : RuntimeError(CPPOOL_INTERNAL, text), node(std::move(on_node)), kind(of_kind) {}
     protocol::RunResult ToResult() const;  // fatal
-    const std::string node;
+    const std::string node;                // empty: there are several
+    const protocol::FailureKind kind;      // kTimeout: it has not answered, and may yet
   };
   // While it lives, the loss of an agent is the request's matter.
   class Busy {
@@ -76,7 +78,8 @@ class Agents {
   // The answers of all, by index. Throws Lost.
   std::vector<Json> AskAll(const Json& frame, Clock::time_point until);
   std::map<std::string, NodeClock> Clocks(Clock::time_point until);  // by node; throws Lost
-  std::optional<Lost> FindLost() const;                              // of an agent that has gone
+  // Of the agent that was the first to go: others may go for that.
+  std::optional<Lost> FindLost() const;
   // Ends the daemon where one has gone.
   void CheckGone() const;
 
@@ -95,6 +98,8 @@ class Agents {
   std::mutex telling_;
   bool tells_ = false;  // the agents are all there
 };
+  mutable std::mutex losing_;
+  std::optional<Lost> first_lost_;
 
 // The kind in the answer of an agent that refuses, or cannot start.
 protocol::FailureKind KindIn(const protocol::Json& answer);

@@ -308,6 +308,27 @@ class Disks(Case):
         self.assertTrue(head.run()["ok"])
 
     def test_a_full_disk_there(self):
+    def test_an_agent_is_stopped_before_a_run(self):
+        head = self.head()
+        nodes = head.nodes()
+        os.kill(nodes[1]["pid"], signal.SIGSTOP)
+        answer = head.run(self.params, deadline_ms=2000)
+        self.assertEqual((answer["failure"]["kind"], answer["failure"]["node"], answer["fatal"]), ("timeout", nodes[1]["node"], True), answer)
+        self.assertIn(f"node {nodes[1]['node']} ({rank_list(self.world_size // 2, self.world_size)}) has not answered in time", answer["error"])
+
+    def test_the_first_agent_to_go_is_named(self):
+        """The others go for that: the head ends the launcher."""
+        for _ in range(10):
+            head = self.head()
+            nodes = head.nodes()
+            os.kill(nodes[1]["pid"], signal.SIGKILL)
+            time.sleep(0.004)  # it is noticed now, and the launcher is about to end
+            try:
+                answer = head.run(self.params)
+            except (AssertionError, BrokenPipeError):  # it has ended before the request
+                continue
+            self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+
         script, _ = self.full_disk()
         with Head(script) as head:
             node = head.nodes()[1]["node"]
