@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -49,6 +50,7 @@ class Agent {
 
   int Run(const std::string& head) {
     const auto others_limit = Greet(head);
+    RestrainForkedChildren(socket_->fd(), -1);
     watchdog_.emplace(ParentToWatch(), -1,
                       Watchdog::Events{nullptr, [] { End("the launcher's process has gone"); }, nullptr});
     // Once all others have come; a head that has ended is an end of the connection before that.
@@ -78,7 +80,13 @@ class Agent {
       std::this_thread::sleep_for(FrameSocket::kBeat);  // the head ends the launcher
       _exit(kCannotGoOn);                               // ranks may be stuck in their start
     }
+    on_exit(  // as the daemon does: err() of libc calls libc's own exit()
+        [](int code, void* agent) {
+          if (!static_cast<Agent*>(agent)->ending_) CrashReporter::EndByExit(code);
+        },
+        this);
     for (Json job = NextJob(); job.at("frame") != "close"; job = NextJob()) Do(job);
+    ending_ = true;
     if (processes_) processes_->Close();
     return !world_ || world_->Close() ? 0 : kCannotGoOn;
   }
@@ -349,6 +357,7 @@ class Agent {
   std::deque<Json> jobs_;
   std::shared_ptr<RankRunner> runner_;  // of the latest run
   std::shared_ptr<RemoteMeeting> meeting_;
+  std::atomic<bool> ending_{false};  // main returns next
 };
 
 }  // namespace

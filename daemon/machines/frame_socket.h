@@ -41,6 +41,7 @@ class FrameSocket {
 
   // Any thread. False: the other side has gone, or has read nothing for kSilence.
   bool Send(const protocol::Json& frame);
+  int fd() const { return socket_.get(); }
   void Shut();                      // any thread: both sides see the end
   std::string own_address() const;  // of this machine, as the other side reaches it
   std::string peer_address() const;

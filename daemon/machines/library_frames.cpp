@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "base/file_cache.h"
 #include "daemon/library.h"
+#include "daemon/machines/agents.h"
 #include "daemon/prepare.h"
 #include "kernels/error.h"
 
@@ -41,7 +42,7 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
     std::optional<std::string> bytes;
     if (digest.empty()) digest = digests_.Of(file);
     for (const auto& agent : agents) {
-      if (!sent_.insert({agent.get(), digest}).second) continue;
+      if (sent_.contains({agent.get(), digest})) continue;
       // Nothing, to begin with: it may have a copy.
       for (std::size_t at = 0, end = 0;; end = std::min(at + kPart, bytes->size())) {
         const auto answer =
@@ -52,12 +53,17 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
                         {"size", end > 0 ? bytes->size() : 0},
                         {"data", end > 0 ? ToBase64(std::string_view(*bytes).substr(at, end - at)) : ""}},
                        until);
-        if (!answer || answer->contains("kind") || answer->at("has").get<bool>()) {
-          if (!answer || answer->contains("kind")) sent_.erase({agent.get(), digest});
-          if (!answer) throw kernels::RuntimeError(CPPOOL_INTERNAL, agent->Name() + " has not taken " + file);
-          if (answer->contains("kind"))
-            throw Refusal(protocol::FailureKind::kInvalidRequest,
-                          agent->Name() + ": " + answer->at("error").get<std::string>(), agent->node());
+        if (!answer)
+          throw Agents::Lost(
+              agent->Name() +
+                  (agent->Gone().empty() ? " has not taken " + file : " is lost: " + agent->Gone()),
+              agent->node(),
+              agent->Gone().empty() ? protocol::FailureKind::kTimeout : protocol::FailureKind::kInternal);
+        if (answer->contains("kind"))
+          throw Refusal(protocol::FailureKind::kInvalidRequest,
+                        agent->Name() + ": " + answer->at("error").get<std::string>(), agent->node());
+        if (answer->at("has").get<bool>()) {
+          sent_.insert({agent.get(), digest});
           break;
         }
         if (!bytes) bytes = ContentOf(file, digest);

@@ -155,6 +155,58 @@ class Libraries(Case):
             file.write("no library")
         self.assertIn("is no shared library", head.ask(op="run", case="odd", load=[mine])["error"])
 
+    def test_a_library_that_could_not_be_sent_is_sent_later(self):
+        """The head alone finds the file, as above."""
+        caches = [os.path.join(self.folder.name, name) for name in ("later0", "later1", "later")]
+        script = self.script_of(f"for i in 0 1; do (cd / && CPPOOL_CACHE={self.folder.name}/later$i CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i "
+                                "exec \"$@\") & done; wait\n")
+        file, path = os.path.join(self.folder.name, "later.so"), "/proc/self/cwd/later.so"
+
+        def head():
+            for cache in caches:
+                shutil.rmtree(cache, ignore_errors=True)
+            here = os.getcwd()
+            os.chdir(self.folder.name)
+            try:
+                return Head(script, world_size=2, environment={"CPPOOL_CACHE": caches[2]})
+            finally:
+                os.chdir(here)
+
+        shutil.copy(LIBRARY, file)
+        with head() as first:
+            digests = {path: first.ask(op="run", case="odd", load=[path])["libraries"][0]["digest"]}
+        with head() as second:
+            second.nodes()
+            os.remove(file)
+            self.assertIn("later.so", second.ask(op="run", case="odd", load=[path], digests=digests)["error"])
+            shutil.copy(LIBRARY, file)
+            answer = second.ask(op="run", case="odd", load=[path], digests=digests)
+            self.assertTrue(answer["ok"], answer)
+
+    def test_a_process_that_a_case_forks_ends_with_its_agent(self):
+        littering = os.path.join(os.path.dirname(LIBRARY), "libcppool_test_littering.so")
+        for killed in (False, True):
+            with Head(self.launch(2), world_size=2) as head:
+                nodes = head.nodes()
+                answer = head.ask(op="run", case="leaves", load=[littering], params={"action": "child"})
+                self.assertEqual((answer["status"], len(answer["warnings"])), ("passed", 2), answer)
+                if killed:
+                    os.kill(answer["ranks"][0]["child"], signal.SIGSTOP)
+                    os.kill(nodes[0]["pid"], signal.SIGKILL)
+                    self.assertEqual(head.process.wait(60), 3)
+            self.assertEqual(head.left, [])
+            if killed:  # what the child holds does not hide it
+                self.assertIn("is lost: its connection ended", "".join(head.stderr))
+
+    def test_an_exit_within_libc_names_rank_and_stage(self):
+        with Head(self.launch(2), world_size=2) as head:
+            nodes = head.nodes()
+            answer = head.ask(op="run", case="odd", load=[LIBRARY], params={"action": "exit in libc"})
+            failure = answer["failure"]
+            self.assertIsNotNone(failure["rank"], answer)
+            self.assertEqual(failure["node"], nodes[failure["rank"]]["node"])
+            self.assertIn("errx", answer["error"])
+
     def test_libraries_of_the_start(self):
         path = os.path.join(self.folder.name, "given.so")
         shutil.copy(LIBRARY, path)
