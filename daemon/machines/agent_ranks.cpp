@@ -54,19 +54,22 @@ void AgentRanks::Open(Clock::time_point limit) {
   }
   backend_ = frames.front().at("backend");
   transport_ = frames.front().at("transport");
-  for (std::size_t i = 0; i < agents.size(); ++i) {
-    if (frames[i].at("backend") != backend_ || frames[i].at("transport") != transport_)
-      throw StartError("the nodes have different backends: " + backend_ + " on " + agents.front()->node() +
-                       ", " + frames[i].at("backend").get<std::string>() + " on " + agents[i]->node() +
-                       ": name one with --backend");
-    for (Json device : frames[i].at("devices")) {
-      device["node"] = agents[i]->node();
-      devices_.push_back(std::move(device));
+  for (std::size_t i = 0; i < agents.size(); ++i) try {
+      if (frames[i].at("backend") != backend_ || frames[i].at("transport") != transport_)
+        throw StartError("the nodes have different backends: " + backend_ + " on " + agents.front()->node() +
+                         ", " + frames[i].at("backend").get<std::string>() + " on " + agents[i]->node() +
+                         ": name one with --backend");
+      for (Json device : frames[i].at("devices")) {
+        device["node"] = agents[i]->node();
+        devices_.push_back(std::move(device));
+      }
+      nccl_.push_back(frames[i].at("nccl"));
+      for (const auto& [stage, ms] : frames[i].at("init_ms").items())  // the slowest one's
+        init_ms_[stage] = std::max(init_ms_.value(stage, 0.0), ms.get<double>());
+    } catch (const Json::exception& error) {
+      throw StartError(agents[i]->Name() + " has sent a frame `ready` that cannot be read: " + error.what(),
+                       FailureKind::kInternal);
     }
-    nccl_.push_back(frames[i].at("nccl"));
-    for (const auto& [stage, ms] : frames[i].at("init_ms").items())  // the slowest one's
-      init_ms_[stage] = std::max(init_ms_.value(stage, 0.0), ms.get<double>());
-  }
 }
 
 Json AgentRanks::Hello() const {
@@ -142,10 +145,10 @@ void AgentRanks::Validate(const protocol::RunRequest& request, Clock::time_point
 RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string&,
                           Clock::time_point deadline, RunTrace* trace) {
   const Agents::Busy busy(agents_);
+  const Clock::time_point until = deadline - kBeforeDeadline;
   const protocol::RunRequest& request = *incoming->run();
   const Json first = Prepare(request, until).front();
   if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
-  const Clock::time_point until = deadline - kBeforeDeadline;
   auto prepared = std::make_shared<PreparedRun>();
   prepared->registered.name = request.case_name;
   prepared->registered.library = first.at("library");
