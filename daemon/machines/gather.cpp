@@ -34,7 +34,8 @@ using protocol::FailureKind;
 using protocol::Json;
 
 constexpr std::chrono::seconds kGreetLimit{5};
-constexpr int kMostGreeted = 64;  // at once
+constexpr std::size_t kMostGreeted = 64;         // at once
+constexpr std::chrono::seconds kSilentLimit{1};  // of one, while another waits and they are so many
 constexpr const char* kAddressVariable = "CPPOOL_HEAD_ADDRESS";
 
 // The address of this machine that packets to other networks come from: nothing is sent to find it.
@@ -83,23 +84,22 @@ struct Greeted {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::pair<Json, std::unique_ptr<FrameSocket>>> agents;
-  int under_way = 0, dropped = 0;
-  std::string why_dropped;  // the last one
+  int begun = 0, dropped = 0;
+  std::map<int, std::pair<Clock::time_point, FrameSocket*>> under_way;  // since when; the oldest one first
+  std::string why_dropped;                                              // the last one
 };
 
-void Greet(const std::shared_ptr<Greeted>& greeted, base::UniqueFd socket, const std::string& secret,
-           Clock::time_point limit) {
+void Greet(const std::shared_ptr<Greeted>& greeted, int number, std::unique_ptr<FrameSocket> frames,
+           const std::string& secret, Clock::time_point limit) {
   Json about;
-  std::unique_ptr<FrameSocket> frames;
   std::string why;
   try {
-    frames = std::make_unique<FrameSocket>(std::move(socket));
     about = GreetAgent(*frames, secret, Clock::now() + kGreetLimit, limit);
   } catch (const std::exception& error) {
-    why = (frames ? frames->peer_address() + ": " : "") + error.what();
+    why = frames->peer_address() + ": " + error.what();
   }
   const std::lock_guard lock(greeted->mutex);
-  --greeted->under_way;
+  greeted->under_way.erase(number);
   if (why.empty()) {
     greeted->agents.emplace_back(std::move(about), std::move(frames));
   } else {

@@ -14,7 +14,7 @@ import sys
 import time
 import unittest
 
-from machines_support import SMALL, ByMpirun, Case, Head, Kills, rank_list
+from machines_support import SMALL, ByMpirun, Case, Head, Kills, children, rank_list
 
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
@@ -496,21 +496,35 @@ class BadInput(Case):
                               "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
         head = Head(path)
         self.addCleanup(self.check_end, head)
-        address = None
-        while address is None:
-            address = next((line.split()[1] for line in list(head.stderr) if line.startswith("head ")), None)
+        host, port = self.address(head)
+        silent = socket.create_connection((host, port))
+    def test_many_strangers_that_say_nothing_do_not_keep_agents_out(self):
+        path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 2\n"
+                              "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
+        head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "16000"})
+        self.addCleanup(self.check_end, head)
+        host, port = self.address(head)
+        strangers = [socket.create_connection((host, port)) for _ in range(250)]
+        self.assertTrue(head.run()["ok"], "".join(head.stderr))
+        for stranger in strangers:
+            stranger.close()
+
+    def address(self, head):
+        """What its launcher has written."""
+        while not (lines := [line for line in list(head.stderr) if line.startswith("head ")]):
             time.sleep(0.01)
-        host, port = address.split(":")
-        silent = socket.create_connection((host, int(port)))
+        host, _, port = lines[0].split()[1].partition(":")
+        return host, int(port)
+
         for text in (b"\x00\xff\n", b'{"frame": "agent"}\n', b'{"frame": "agent", "nonce": "1", "proof": "2"}\n', b"x" * 100000, b"[" * 3000 + b"\n"):
-            with socket.create_connection((host, int(port))) as stranger:
+            with socket.create_connection((host, port)) as stranger:
                 try:
                     stranger.sendall(text)
                 except OSError:
                     pass
         self.assertTrue(head.run()["ok"])
         with self.assertRaises(OSError):
-            socket.create_connection((host, int(port)))  # it listens no more
+            socket.create_connection((host, port))  # it listens no more
         silent.close()
         self.assertEqual(head.end(), 0)
 
@@ -562,6 +576,10 @@ class Command(Case):
 
 class OpenMpi(ByMpirun, Faults, Threads):
     def test_the_essential_suite(self):
+    def test_doctor_tries_as_many_ranks_as_there_are_agents(self):
+        out = self.run_command("doctor", "--backend", "host", "--launch", self.launch(3))
+        self.assertRegex(out, "world size 3 .*backend host, transport gloo, 3 ranks on ")
+
         done = subprocess.run([COMMAND, "run", "--suite=essential", "--max-seqlen=64", "--world-size=4", "--backend=host", "--launch", self.launch(2)],
                               env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", "CPPOOL_DAEMON": DAEMON}, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
