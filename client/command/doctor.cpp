@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <system_error>
 #include <thread>
@@ -114,8 +115,8 @@ void DescribeNcclOf(const Json& hello, std::ostream& out) {
   }
 }
 
-// Starts a daemon and describes its world, or says why it does not start.
-bool Try(PoolOptions options, int world_size, std::ostream& out) {
+// Starts a daemon and describes its world, or says why it does not start, which it returns; empty: it does.
+std::string Try(PoolOptions options, int world_size, std::ostream& out) {
   options.world_size = world_size;
   out << "world size " << world_size << " (--backend " << options.backend << "): " << std::flush;
   auto start = std::chrono::steady_clock::now();
@@ -125,10 +126,11 @@ bool Try(PoolOptions options, int world_size, std::ostream& out) {
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     out << DescribeWorld(hello) << "; up after " << Fixed(seconds, 2) << " s" << std::endl;
     DescribeNcclOf(hello, out);
-    return true;
+    return "";
   } catch (const PoolError& error) {
-    out << "does not run: " << Reason(error) << std::endl;
-    return false;
+    const std::string why = Reason(error);
+    out << "does not run: " << why << std::endl;
+    return why;
   }
 }
 
@@ -149,10 +151,17 @@ int Doctor(const DaemonArguments& arguments, const Streams& streams) {
   if (daemon.empty()) return kFailure;
 
   bool any = false;
-  for (int world_size : {1, 2, 4, 8}) any |= Try(options, world_size, out);
+  int agents = 0;  // of a launcher whose agents can share none of these sizes
+  for (int world_size : {1, 2, 4, 8}) {
+    const std::string why = Try(options, world_size, out);
+    any |= why.empty();
+    if (const auto found = why.find("evenly by "); found != std::string::npos)
+      agents = std::atoi(why.c_str() + found + std::strlen("evenly by "));
+  }
+  if (!any && agents > 0) any |= Try(options, agents, out).empty();
   if (options.backend == "auto") {
     options.backend = "host";
-    any |= Try(options, 2, out);
+    any |= Try(options, !any && agents > 0 ? agents : 2, out).empty();
   }
   return any ? kSuccess : kFailure;
 }
