@@ -45,6 +45,29 @@ std::string StampOf(const std::string& program) {
          std::to_string(identity->bytes) + " " + std::to_string(identity->modified_ns);
 }
 
+// The words of a launcher, of which the first one, where it is a relative path, begins with the working
+// folder.
+std::string WithWholeProgram(const std::string& words) {
+  const std::size_t begin = words.find_first_not_of(" \t\n");
+  if (begin == std::string::npos) return words;
+  std::string program;
+  char quote = 0;
+  for (const char c : words.substr(begin)) {
+    if (quote == 0 && (c == ' ' || c == '\t' || c == '\n')) break;
+    if (c == quote)
+      quote = 0;
+    else if (quote == 0 && (c == '\'' || c == '"'))
+      quote = c;
+    else
+      program += c;
+  }
+  if (program.starts_with('/') || program.find('/') == std::string::npos) return words;
+  std::string folder;
+  for (const char c : std::filesystem::current_path().string() + "/")
+    folder += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return "'" + folder + "'" + words.substr(begin);
+}
+
 }  // namespace
 
 std::string SocketPath(const std::string& attach) {
@@ -100,6 +123,7 @@ Json AttachLine(const PoolOptions& options) {
   pool.daemon = FindDaemon(options);
   whole(pool.daemon);
   for (std::string& file : pool.case_files) whole(file);
+  if (pool.launch) pool.launch = WithWholeProgram(*pool.launch);
   Json described = ToJson(pool);
   for (const char* of_client : {"sentinel", "attach", "queue_limit_ms", "retries", "idle_exit_ms"})
     described.erase(of_client);
@@ -140,7 +164,7 @@ Attachment ReadAttachLine(const Json& line, const std::optional<std::string>& la
   pool = Json::object();
   members.Take("pool", &pool);
   members.End();
-  if (launch && pool.value("launch", Json()).is_null()) pool["launch"] = *launch;
+  if (launch && pool.is_object() && pool.value("launch", Json()).is_null()) pool["launch"] = *launch;
   result.pool = PoolOptionsFromJson(pool);
   if (result.sentinel.find('\n') != std::string::npos)
     throw std::invalid_argument("sentinel: an answer is one line");

@@ -379,9 +379,16 @@ class Doors(Python):
             done = subprocess.run([COMMAND, "run", "--attach=" + address, "--world-size=4", "--backend=host", "--param=max_seqlen_q=128"],
                                   env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertRegex(done.stdout, "on nodes .*:0, .*:1\n1 passed")
-            own = subprocess.run([COMMAND, "run", "--attach=" + address, "--launch", self.launch(1), "--world-size=4", "--backend=host",
-                                  "--param=max_seqlen_q=128"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            own = subprocess.run([COMMAND, "run", "--attach=" + address, "--launch", "./launch 1", "--world-size=4", "--backend=host",
+                                  "--param=max_seqlen_q=128"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                 cwd=self.folder.name)  # the client's
             self.assertRegex(own.stdout, "transport host, .*\n1 passed")
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(address)
+                client.sendall(b'{"op": "attach", "folder": "/", "pool": [1]}\n')
+                error = json.loads(client.makefile().readline())["error"]
+                self.assertIn("pool", error)
+                self.assertNotIn("json.exception", error)
             done = subprocess.run([COMMAND, "ps", "--json", "--socket", address], env=environment, stdout=subprocess.PIPE, text=True)
             self.assertEqual(sorted(pool["transport"] for pool in json.loads(done.stdout)["pools"]), ["gloo", "host", "none"])
         finally:
