@@ -80,10 +80,8 @@ extern "C" void OnTerminate(int) {
   errno = error;
 }
 
-// Ends a daemon that cannot start: writes the error for people, then the line for programs. `failure` is what
-// is known beside the error. Runs no destructors and exit handlers, which could write after the line or wait
-// for ranks that are stuck in their start.
-[[noreturn]] void EndUnstarted(StartFailure failure, const std::exception& error) {
+// Writes the error for people, then the line for programs. `failure` is what is known beside the error.
+void WriteUnstarted(StartFailure failure, const std::exception& error) {
   failure.error = error.what();
   failure.kind = ToString(cppool::protocol::FailureKind::kInternal);
   if (const auto* start = dynamic_cast<const StartError*>(&error)) {
@@ -97,6 +95,12 @@ extern "C" void OnTerminate(int) {
   std::fflush(nullptr);  // also what libraries have buffered for stdout, which is stderr
   const std::string line = cppool::protocol::SerializeStart(failure);
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+// Ends a daemon that cannot start, without destructors and exit handlers, which could write after the line or
+// wait for ranks that are stuck in their start.
+[[noreturn]] void EndUnstarted(const StartFailure& failure, const std::exception& error) {
+  WriteUnstarted(failure, error);
   _exit(kCannotStart);
 }
 
@@ -259,24 +263,40 @@ class Daemon {
     const auto limit = Clock::now() + StartLimit();
     const auto python = options_.python ? std::optional(PythonOptions()) : std::nullopt;
     OpenRequests(std::move(requests));
-    auto agents = std::make_unique<Agents>(std::move(options), limit);
+    auto* const agents = new Agents(std::move(options));  // never destroyed: its threads go on to the end
+    cppool::protocol::Json times;
+    try {
+      agents->Start(limit);
+      times = OpenAgents(*agents, place, python, limit);
+    } catch (const std::exception& error) {
+      WriteUnstarted(start_, error);  // before the launcher ends, which may take longer than a client waits
+      agents->EndUnstarted();
+      _exit(kCannotStart);
+    }
+    agents_ = agents;
+    start_.backend = ranks_->Hello().at("backend");
+    return WithTotal(std::move(times));
+  }
+
+  // Makes `ranks_`, and returns the times of the start. Throws StartError.
+  cppool::protocol::Json OpenAgents(Agents& agents, const cppool::protocol::Json& place,
+                                    const std::optional<ProcessRanks::Options>& python,
+                                    Clock::time_point limit) {
     cppool::protocol::Json times;
     if (python) {
       auto ranks =
-          std::make_unique<AgentProcessRanks>(under_way_, *agents, *python, options_.preload, place, limit);
+          std::make_unique<AgentProcessRanks>(under_way_, agents, *python, options_.preload, place, limit);
       times = ranks->init_ms();
       ranks_ = std::move(ranks);
     } else {
       auto ranks = std::make_unique<AgentRanks>(
-          under_way_, *agents,
+          under_way_, agents,
           AgentRanks::Options{options_.world_size, place, options_.case_files, options_.allow_faults, {}},
           limit);
       times = ranks->init_ms();
       ranks_ = std::move(ranks);
     }
-    agents_ = agents.release();  // never destroyed: its threads go on to the end
-    start_.backend = ranks_->Hello().at("backend");
-    return WithTotal(std::move(times));
+    return times;
   }
 
   // The client, which kills a daemon that has not started in time, says when: the text on who has come is

@@ -49,11 +49,11 @@ protocol::RunResult Agents::Lost::ToResult() const {
   return result;
 }
 
-Agents::Agents(Options options, Clock::time_point limit) : options_(std::move(options)) {
-  Gathered gathered = GatherAgents(options_.words, options_.world_size, options_.version, limit);
-  launcher_ = std::move(gathered.launcher);
-  const int ranks = options_.world_size / static_cast<int>(gathered.agents.size());
-  for (GreetedAgent& agent : gathered.agents) {
+void Agents::Start(Clock::time_point limit) {
+  std::vector<GreetedAgent> come =
+      GatherAgents(options_.words, options_.world_size, options_.version, limit, launcher_);
+  const int ranks = options_.world_size / static_cast<int>(come.size());
+  for (GreetedAgent& agent : come) {
     const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
     const std::size_t index = links_.size();
     AgentLink::Events events;
@@ -70,17 +70,6 @@ Agents::Agents(Options options, Clock::time_point limit) : options_(std::move(op
     events.tell = [this, index](const Json& news) { TellOthers(index, news); };
     links_.push_back(std::make_unique<AgentLink>(std::move(agent), place, std::move(events)));
   }
-}
-
-Agents::~Agents() {
-  ++busy_;
-  for (const auto& agent : links_) agent->Shut();
-  {
-    const std::lock_guard lock(telling_);
-    tells_ = false;
-  }
-  links_.clear();
-  launcher_.reset();
 }
 
 Json Agents::Nodes() const {
@@ -202,6 +191,11 @@ void Agents::Close() {
 void Agents::EndLauncher() {
   ++busy_;
   launcher_->End(Clock::now());
+}
+
+void Agents::EndUnstarted() {
+  ++busy_;
+  if (launcher_) launcher_->End(Clock::now(), std::chrono::seconds(1));
 }
 
 }  // namespace cppool::daemon

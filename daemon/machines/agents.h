@@ -24,7 +24,7 @@
 
 namespace cppool::daemon {
 
-class Agents {
+class Agents {  // never destroyed
  public:
   using Clock = std::chrono::steady_clock;
   using Json = protocol::Json;
@@ -57,11 +57,12 @@ class Agents {
     Agents& agents_;
   };
 
-  // Starts the launcher, and returns when all have come. Busy until Opened(). Throws StartError.
-  Agents(Options options, Clock::time_point limit);
-  ~Agents();
+  explicit Agents(Options options) : options_(std::move(options)) {}
   Agents(const Agents&) = delete;
   Agents& operator=(const Agents&) = delete;
+
+  // Starts the launcher, and returns when all have come. Busy until Opened(). Throws StartError.
+  void Start(Clock::time_point limit);
 
   const std::vector<std::unique_ptr<AgentLink>>& links() const { return links_; }  // by index
   Launcher& launcher() { return *launcher_; }
@@ -85,6 +86,8 @@ class Agents {
 
   void Close();        // from here on they go: waits for their end
   void EndLauncher();  // any thread: at once, with SIGTERM and SIGKILL
+  // After a start that has failed, at which a client waits for no more than 2 s.
+  void EndUnstarted();
 
  private:
   void CheckStart() const;  // throws StartError when an agent cannot start
@@ -95,11 +98,11 @@ class Agents {
   std::vector<std::unique_ptr<AgentLink>> links_;
   std::atomic<int> busy_{1};  // the start counts
   std::uint64_t worlds_ = 0;
+  mutable std::mutex losing_;
+  std::optional<Lost> first_lost_;
   std::mutex telling_;
   bool tells_ = false;  // the agents are all there
 };
-  mutable std::mutex losing_;
-  std::optional<Lost> first_lost_;
 
 // The kind in the answer of an agent that refuses, or cannot start.
 protocol::FailureKind KindIn(const protocol::Json& answer);

@@ -161,19 +161,19 @@ void MakeNamesUnique(std::vector<GreetedAgent>& agents) {
 
 }  // namespace
 
-Gathered GatherAgents(const std::vector<std::string>& words, int world_size, const std::string& version,
-                      Clock::time_point limit) {
+std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, int world_size,
+                                       const std::string& version, Clock::time_point limit,
+                                       std::unique_ptr<Launcher>& launcher) {
   Listener listener = Listen();
   const std::string secret = base::RandomDigits();
   std::array<char, PATH_MAX> own{};
   if (readlink("/proc/self/exe", own.data(), own.size() - 1) <= 0)
     throw StartError("the path of cppoold is not known", FailureKind::kInternal);
-  Gathered gathered;
-  gathered.launcher =
+  launcher =
       std::make_unique<Launcher>(words, std::vector<std::string>{own.data(), "--agent", listener.address},
                                  std::vector<std::string>{std::string(kSecretVariable) + "=" + secret});
   const auto greeted = std::make_shared<Greeted>();
-  std::vector<GreetedAgent>& agents = gathered.agents;
+  std::vector<GreetedAgent> agents;
   int expected = 0;
   const auto so_far = [&] {
     const std::lock_guard lock(greeted->mutex);
@@ -189,28 +189,37 @@ Gathered GatherAgents(const std::vector<std::string>& words, int world_size, con
   while (expected == 0 || static_cast<int>(agents.size()) < expected) {
     pollfd ready = {listener.socket.get(), POLLIN, 0};
     const auto soon = std::min(limit, Clock::now() + std::chrono::milliseconds(50));
-    const bool comes = poll(&ready, 1, base::PollTimeout(soon)) > 0;
     std::unique_lock lock(greeted->mutex);
-    if (comes && greeted->under_way < kMostGreeted) {
+    const bool full = greeted->under_way.size() >= kMostGreeted;
+    lock.unlock();
+    const bool comes = poll(&ready, 1, full ? 0 : base::PollTimeout(soon)) > 0;
+    lock.lock();
+    if (full) {
+      if (const auto oldest = greeted->under_way.begin();
+          comes && oldest != greeted->under_way.end() && oldest->second.first + kSilentLimit < Clock::now())
+        oldest->second.second->Shut();  // the one that comes may be an agent
+      greeted->changed.wait_until(lock, soon);
+    } else if (comes) {
       base::UniqueFd socket(accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket) {
-        ++greeted->under_way;
-        std::thread([greeted, secret, limit, raw = socket.Release()] {
-          Greet(greeted, base::UniqueFd(raw), secret, limit);
+        auto frames = std::make_unique<FrameSocket>(std::move(socket));
+        const int number = ++greeted->begun;
+        greeted->under_way[number] = {Clock::now(), frames.get()};
+        std::thread([greeted, number, secret, limit, frames = std::move(frames)]() mutable {
+          Greet(greeted, number, std::move(frames), secret, limit);
         }).detach();
         greeted->changed.wait_for(lock, std::chrono::milliseconds(5));  // mostly, it is there at once
       }
     }
     std::deque<std::pair<Json, std::unique_ptr<FrameSocket>>> come;
     come.swap(greeted->agents);
-    const bool greeting = greeted->under_way > 0;
+    const bool greeting = !greeted->under_way.empty();
     lock.unlock();
     for (auto& [about, socket] : come) Add(agents, expected, about, std::move(socket), world_size, version);
     if (expected > 0 && static_cast<int>(agents.size()) >= expected) break;
-    if (const auto ended = gathered.launcher->Ended(Clock::now());
-        ended && !greeting && come.empty() && !comes)
+    if (const auto ended = launcher->Ended(Clock::now()); ended && !greeting && come.empty() && !comes)
       throw StartError(
-          "--launch: " + gathered.launcher->name() + " " + *ended + " when " + so_far() + "; see its output",
+          "--launch: " + launcher->name() + " " + *ended + " when " + so_far() + "; see its output",
           FailureKind::kInternal);
     if (Clock::now() >= limit)
       throw StartError("--launch: the agents did not come in time: " + so_far(), FailureKind::kTimeout);
@@ -218,7 +227,7 @@ Gathered GatherAgents(const std::vector<std::string>& words, int world_size, con
   std::sort(agents.begin(), agents.end(),
             [](const GreetedAgent& a, const GreetedAgent& b) { return a.index < b.index; });
   MakeNamesUnique(agents);
-  return gathered;
+  return agents;
 }
 
 AgentPlace PlaceFromEnvironment() {

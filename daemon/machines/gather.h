@@ -21,15 +21,12 @@ struct GreetedAgent {
   std::unique_ptr<FrameSocket> socket;
 };
 
-struct Gathered {
-  std::unique_ptr<Launcher> launcher;
-  std::vector<GreetedAgent> agents;  // by index
-};
-
-// `words`: of `--launch`. Listens until all agents are there. Throws StartError that says who has come, and
-// what to do.
-Gathered GatherAgents(const std::vector<std::string>& words, int world_size, const std::string& version,
-                      std::chrono::steady_clock::time_point limit);
+// `words`: of `--launch`. Listens until all agents are there, which are returned by index. Throws StartError
+// that says who has come, and what to do; `launcher` may have been set then, too.
+std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, int world_size,
+                                       const std::string& version,
+                                       std::chrono::steady_clock::time_point limit,
+                                       std::unique_ptr<Launcher>& launcher);
 
 // At an agent: which one it is of how many, from what the launcher has set; -1: not known.
 struct AgentPlace {

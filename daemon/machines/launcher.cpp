@@ -23,8 +23,6 @@
 namespace cppool::daemon {
 namespace {
 
-constexpr std::chrono::seconds kTerminationLimit{5};
-
 bool IsProgram(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
 
 void CheckProgram(const std::string& name) {
@@ -114,11 +112,11 @@ std::optional<std::string> Launcher::Ended(Clock::time_point limit) {
   return ended_;
 }
 
-void Launcher::End(Clock::time_point limit) {
+void Launcher::End(Clock::time_point limit, std::chrono::seconds termination) {
   if (!Ended(limit)) {
     kill(-pid_, SIGTERM);
     kill(-pid_, SIGCONT);  // what is stopped takes it then
-    Ended(Clock::now() + kTerminationLimit);
+    Ended(Clock::now() + termination);
   }
   kill(-pid_, SIGKILL);  // what it has left, stopped processes too
   Ended(Clock::now() + std::chrono::seconds(1));

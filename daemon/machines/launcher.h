@@ -39,8 +39,8 @@ class Launcher {
   // Any thread. How it has ended, for people; nothing: it has not by `limit`.
   std::optional<std::string> Ended(Clock::time_point limit);
   // Any thread. Waits for it to end by itself until `limit`; then SIGTERM, and what is left of its process
-  // group after 5 s gets SIGKILL.
-  void End(Clock::time_point limit);
+  // group after `termination` gets SIGKILL.
+  void End(Clock::time_point limit, std::chrono::seconds termination = std::chrono::seconds(5));
 
  private:
   const std::string name_;

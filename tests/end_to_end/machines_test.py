@@ -293,8 +293,31 @@ class Failures(Kills, Faults, Threads):
         self.assertEqual(answer["failure"]["kind"], "timeout", answer)
         self.assertEqual(len(answer["ranks"]), self.world_size)
         self.assertIn(f"rank {self.world_size - 1} on node {nodes[1]['node']}", answer["error"])
+        self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+        self.assertIn(f"node {nodes[1]['node']} does not answer", answer["error"])
         self.assertEqual(head.end(), 3)
         self.assertEqual(head.left, [])
+
+    def test_an_agent_is_stopped_before_a_run(self):
+        head = self.head()
+        nodes = head.nodes()
+        os.kill(nodes[1]["pid"], signal.SIGSTOP)
+        answer = head.run(self.params, deadline_ms=2000)
+        self.assertEqual((answer["failure"]["kind"], answer["failure"]["node"], answer["fatal"]), ("timeout", nodes[1]["node"], True), answer)
+        self.assertIn(f"node {nodes[1]['node']} ({rank_list(self.world_size // 2, self.world_size)}) has not answered in time", answer["error"])
+
+    def test_the_first_agent_to_go_is_named(self):
+        """The others go for that: the head ends the launcher."""
+        for _ in range(10):
+            head = self.head()
+            nodes = head.nodes()
+            os.kill(nodes[1]["pid"], signal.SIGKILL)
+            time.sleep(0.004)  # it is noticed now, and the launcher is about to end
+            try:
+                answer = head.run(self.params)
+            except (AssertionError, BrokenPipeError):  # it has ended before the request
+                continue
+            self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
 
     def test_a_stopped_agent_is_missed_by_its_heartbeat(self):
         answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
@@ -355,32 +378,9 @@ class Disks(Case):
         self.assertEqual(answer["status"], "error", answer)
         self.assertEqual(answer["failure"]["node"], head.nodes()[1]["node"], answer)
         self.assertIn("File too large", answer["error"])
-        self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
-        self.assertIn(f"node {nodes[1]['node']} does not answer", answer["error"])
         self.assertTrue(head.run()["ok"])
 
     def test_a_full_disk_there(self):
-    def test_an_agent_is_stopped_before_a_run(self):
-        head = self.head()
-        nodes = head.nodes()
-        os.kill(nodes[1]["pid"], signal.SIGSTOP)
-        answer = head.run(self.params, deadline_ms=2000)
-        self.assertEqual((answer["failure"]["kind"], answer["failure"]["node"], answer["fatal"]), ("timeout", nodes[1]["node"], True), answer)
-        self.assertIn(f"node {nodes[1]['node']} ({rank_list(self.world_size // 2, self.world_size)}) has not answered in time", answer["error"])
-
-    def test_the_first_agent_to_go_is_named(self):
-        """The others go for that: the head ends the launcher."""
-        for _ in range(10):
-            head = self.head()
-            nodes = head.nodes()
-            os.kill(nodes[1]["pid"], signal.SIGKILL)
-            time.sleep(0.004)  # it is noticed now, and the launcher is about to end
-            try:
-                answer = head.run(self.params)
-            except (AssertionError, BrokenPipeError):  # it has ended before the request
-                continue
-            self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
-
         script, _ = self.full_disk()
         with Head(script) as head:
             node = head.nodes()[1]["node"]
@@ -430,6 +430,18 @@ class BadInput(Case):
     def test_a_node_that_never_comes_up(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
         self.refused(path, "in time: 1 of 2 agents had come (", environment={"CPPOOL_START_LIMIT_MS": "4000"})
+
+    def test_a_launcher_that_does_not_end(self):
+        """What is known is written before its end is waited for."""
+        path = self.script_of("trap '' TERM\nCPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60 & wait; wait\n")
+        head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "4000"})
+        self.addCleanup(self.check_end, head)
+        while not any(line.startswith("cppoold: start ") for line in head.stderr):
+            self.assertIsNone(head.process.poll())
+            time.sleep(0.01)
+        self.assertEqual(len(children(head.process.pid)), 1)
+        self.assertIn("in time: 1 of 2 agents had come (", "".join(head.stderr))
+        self.assertEqual(head.end(), 2)
 
     def test_a_node_that_comes_late(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
@@ -490,14 +502,6 @@ class BadInput(Case):
         self.refused(self.launch(2), "--case", options=["--case=/x.so", "--python"])
         self.refused(self.launch(2), "--transport", options=["--transport=peer"])
 
-    def test_garbage_and_strangers_do_not_disturb_the_start(self):
-        """Somebody connects first, with what is no frame, with too much, and with nothing."""
-        path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 1\n"
-                              "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
-        head = Head(path)
-        self.addCleanup(self.check_end, head)
-        host, port = self.address(head)
-        silent = socket.create_connection((host, port))
     def test_many_strangers_that_say_nothing_do_not_keep_agents_out(self):
         path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 2\n"
                               "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
@@ -516,6 +520,14 @@ class BadInput(Case):
         host, _, port = lines[0].split()[1].partition(":")
         return host, int(port)
 
+    def test_garbage_and_strangers_do_not_disturb_the_start(self):
+        """Somebody connects first, with what is no frame, with too much, and with nothing."""
+        path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 1\n"
+                              "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
+        head = Head(path)
+        self.addCleanup(self.check_end, head)
+        host, port = self.address(head)
+        silent = socket.create_connection((host, port))
         for text in (b"\x00\xff\n", b'{"frame": "agent"}\n', b'{"frame": "agent", "nonce": "1", "proof": "2"}\n', b"x" * 100000, b"[" * 3000 + b"\n"):
             with socket.create_connection((host, port)) as stranger:
                 try:
@@ -564,6 +576,10 @@ class Command(Case):
         self.assertRegex(out, "world size 4 .*backend host, transport gloo, 4 ranks on .*, on nodes ")
         self.assertIn("cannot be shared evenly by 2 agents", out)
 
+    def test_doctor_tries_as_many_ranks_as_there_are_agents(self):
+        out = self.run_command("doctor", "--backend", "host", "--launch", self.launch(3))
+        self.assertRegex(out, "world size 3 .*backend host, transport gloo, 3 ranks on ")
+
     def test_doctor_names_settings_of_nccl_that_a_launcher_changes(self):
         path = os.path.join(self.folder.name, "settings")
         with open(path, "w") as file:
@@ -576,10 +592,6 @@ class Command(Case):
 
 class OpenMpi(ByMpirun, Faults, Threads):
     def test_the_essential_suite(self):
-    def test_doctor_tries_as_many_ranks_as_there_are_agents(self):
-        out = self.run_command("doctor", "--backend", "host", "--launch", self.launch(3))
-        self.assertRegex(out, "world size 3 .*backend host, transport gloo, 3 ranks on ")
-
         done = subprocess.run([COMMAND, "run", "--suite=essential", "--max-seqlen=64", "--world-size=4", "--backend=host", "--launch", self.launch(2)],
                               env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", "CPPOOL_DAEMON": DAEMON}, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
