@@ -9,7 +9,6 @@
 
 #include "daemon/failure_kind.h"
 #include "daemon/log.h"
-#include "daemon/machines/agents.h"
 #include "daemon/process.h"
 #include "kernels/error.h"
 #include "protocol/features.h"
@@ -61,7 +60,7 @@ RunResult Answered(Function&& function) {
     return result;
   } catch (const protocol::InvalidRequest& error) {
     return NotRun(FailureKind::kInvalidRequest, error.what());
-  } catch (const Agents::Lost& lost) {
+  } catch (const RanksLost& lost) {
     return lost.ToResult();
   } catch (const kernels::RuntimeError& error) {
     RunResult result = NotRun(ToFailureKind(error.status()), error.what());

@@ -2,21 +2,42 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "daemon/crash_reporter.h"
 #include "daemon/prepare.h"
 #include "daemon/trace_file.h"
+#include "kernels/error.h"
 #include "protocol/request.h"
 #include "protocol/request_queue.h"
 #include "protocol/response.h"
 
 namespace cppool::daemon {
 
+// What is thrown when an agent with ranks is lost, or has not answered in time: the daemon cannot go on.
+struct RanksLost : kernels::RuntimeError {
+  RanksLost(const std::string& text, std::string on_node,
+            protocol::FailureKind of_kind = protocol::FailureKind::kInternal)
+      : RuntimeError(CPPOOL_INTERNAL, text), node(std::move(on_node)), kind(of_kind) {}
+  protocol::RunResult ToResult() const {
+    protocol::RunResult result;
+    result.status = protocol::Status::kError;
+    result.error = what();
+    result.failure = protocol::Failure{kind, std::nullopt, "", what()};
+    result.failure->node = node;
+    result.fatal = true;
+    return result;
+  }
+  const std::string node;            // empty: there are several
+  const protocol::FailureKind kind;  // kTimeout: it has not answered, and may yet
+};
+
 // On the dispatcher's thread, but for the last two. What requests are refused for is thrown: Refusal,
-// InvalidRequest, RuntimeError.
+// InvalidRequest, RuntimeError, RanksLost.
 class Ranks {
  public:
   using Clock = std::chrono::steady_clock;

@@ -136,7 +136,7 @@ void AgentRunner::MoveTrace(RunTrace& trace) {
     const auto answer =
         agent_.Ask({{"frame", "trace"}, {"rank", place().first + i}}, Clock::now() + kTraceLimit);
     if (!answer || !answer->contains("trace"))
-      throw Agents::Lost(agent_.Name() + " has not sent its trace", agent_.node());
+      throw RanksLost(agent_.Name() + " has not sent its trace", agent_.node());
     trace.ranks.push_back(TraceRankFrom(answer->at("trace")));
     trace.ranks.back().node = agent_.node();
   }

@@ -30,7 +30,7 @@ class AgentRunner : public RankRunner, public std::enable_shared_from_this<Agent
   void Wait() override { agent_.threads().Wait(); }
   std::vector<RankReport> Snapshots(bool stacks) const override;
   CrashPlace PlaceOf(pid_t) const override { return {}; }
-  void MoveTrace(RunTrace& trace) override;  // throws Agents::Lost
+  void MoveTrace(RunTrace& trace) override;  // throws RanksLost
 
  private:
   void StartRanks(protocol::Json frame, std::uint64_t number, std::shared_ptr<Meeting> meeting, Sink sink);

@@ -39,16 +39,6 @@ void ThrowRefusal(const std::vector<Json>& answers, const Agents& agents) {
   throw Refusal(kind, text, all ? "" : agent.node());
 }
 
-protocol::RunResult Agents::Lost::ToResult() const {
-  protocol::RunResult result;
-  result.status = protocol::Status::kError;
-  result.error = what();
-  result.failure = protocol::Failure{kind, std::nullopt, "", what()};
-  result.failure->node = node;
-  result.fatal = true;
-  return result;
-}
-
 void Agents::Start(Clock::time_point limit) {
   std::vector<GreetedAgent> come =
       GatherAgents(options_.words, options_.world_size, options_.version, limit, launcher_);
@@ -148,11 +138,11 @@ std::vector<Json> Agents::AskAll(const Json& frame, Clock::time_point until) {
     answers.push_back(answer ? std::move(*answer) : Json());
   }
   if (missing.empty()) return answers;
-  if (const auto lost = FindLost()) throw Lost(*lost);
+  if (const auto lost = FindLost()) throw RanksLost(*lost);
   std::string names;
   for (const AgentLink* agent : missing) names += (names.empty() ? "" : ", ") + agent->Name();
-  throw Lost(names + (missing.size() == 1 ? " has" : " have") + " not answered in time",
-             missing.size() == 1 ? missing.front()->node() : "", FailureKind::kTimeout);
+  throw RanksLost(names + (missing.size() == 1 ? " has" : " have") + " not answered in time",
+                  missing.size() == 1 ? missing.front()->node() : "", FailureKind::kTimeout);
 }
 
 std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
@@ -163,9 +153,10 @@ std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
       const std::int64_t before = kernels::TraceClockNs();
       const auto answer = agent->Ask({{"frame", "clock"}}, until);
       const std::int64_t after = kernels::TraceClockNs(), error = (after - before) / 2 + 1;
-      if (!answer && FindLost()) throw Lost(*FindLost());
+      if (!answer && FindLost()) throw RanksLost(*FindLost());
       if (!answer)
-        throw Lost(agent->Name() + " does not say what time it is", agent->node(), FailureKind::kTimeout);
+        throw RanksLost(agent->Name() + " does not say what time it is", agent->node(),
+                        FailureKind::kTimeout);
       if (error < best.error_ns) best = {answer->at("ns").get<std::int64_t>() - before - error, error};
     }
     clocks[agent->node()] = best;
@@ -173,7 +164,7 @@ std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
   return clocks;
 }
 
-std::optional<Agents::Lost> Agents::FindLost() const {
+std::optional<RanksLost> Agents::FindLost() const {
   const std::lock_guard lock(losing_);
   return first_lost_;
 }

@@ -17,8 +17,8 @@
 
 #include "daemon/machines/agent_link.h"
 #include "daemon/machines/gather.h"
+#include "daemon/ranks.h"
 #include "daemon/trace_file.h"
-#include "kernels/error.h"
 #include "protocol/json_text.h"
 #include "protocol/response.h"
 
@@ -35,15 +35,6 @@ class Agents {  // never destroyed
     std::function<void(std::string_view)> write_answer;  // for faults of answers
     // An agent was lost while no request was under way: the daemon must end. Any thread.
     std::function<void(const std::string& why)> lost;
-  };
-  // What is thrown for an agent that is lost or has not answered in time.
-  struct Lost : kernels::RuntimeError {
-    Lost(const std::string& text, std::string on_node,
-         protocol::FailureKind of_kind = protocol::FailureKind::kInternal)
-        : RuntimeError(CPPOOL_INTERNAL, text), node(std::move(on_node)), kind(of_kind) {}
-    protocol::RunResult ToResult() const;  // fatal
-    const std::string node;                // empty: there are several
-    const protocol::FailureKind kind;      // kTimeout: it has not answered, and may yet
   };
   // While it lives, the loss of an agent is the request's matter.
   class Busy {
@@ -76,11 +67,11 @@ class Agents {  // never destroyed
   // The number of a world of Python ranks, never used twice.
   std::uint64_t NextWorld() { return ++worlds_; }
 
-  // The answers of all, by index. Throws Lost.
+  // The answers of all, by index. Throws RanksLost.
   std::vector<Json> AskAll(const Json& frame, Clock::time_point until);
-  std::map<std::string, NodeClock> Clocks(Clock::time_point until);  // by node; throws Lost
+  std::map<std::string, NodeClock> Clocks(Clock::time_point until);  // by node; throws RanksLost
   // Of the agent that was the first to go: others may go for that.
-  std::optional<Lost> FindLost() const;
+  std::optional<RanksLost> FindLost() const;
   // Ends the daemon where one has gone.
   void CheckGone() const;
 
@@ -99,7 +90,7 @@ class Agents {  // never destroyed
   std::atomic<int> busy_{1};  // the start counts
   std::uint64_t worlds_ = 0;
   mutable std::mutex losing_;
-  std::optional<Lost> first_lost_;
+  std::optional<RanksLost> first_lost_;
   std::mutex telling_;
   bool tells_ = false;  // the agents are all there
 };

@@ -54,7 +54,7 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
                         {"data", end > 0 ? ToBase64(std::string_view(*bytes).substr(at, end - at)) : ""}},
                        until);
         if (!answer)
-          throw Agents::Lost(
+          throw RanksLost(
               agent->Name() +
                   (agent->Gone().empty() ? " has not taken " + file : " is lost: " + agent->Gone()),
               agent->node(),

@@ -103,7 +103,7 @@ AgentServers::AgentServers(Agents& agents, std::string python, std::vector<std::
     answers = agents_.AskAll(
         {{"frame", "server"}, {"python", python}, {"preload", preload}, {"limit_ms", Until(limit)}},
         limit + kAnswerTime);
-  } catch (const Agents::Lost& lost) {
+  } catch (const RanksLost& lost) {
     throw StartError(lost.what(), protocol::FailureKind::kInternal);
   }
   for (std::size_t i = 0; i < answers.size(); ++i) {
@@ -176,7 +176,7 @@ std::vector<std::string> AgentServers::Changed(Clock::time_point deadline) {
   try {
     for (const Json& answer : agents_.AskAll({{"frame", "check"}}, deadline))
       for (const Json& file : answer.value("changed", Json::array())) changed.push_back(file);
-  } catch (const Agents::Lost& lost) {
+  } catch (const RanksLost& lost) {
     changed.push_back(lost.what());
   }
   return changed;
@@ -267,7 +267,7 @@ protocol::RunResult AgentProcessRanks::Run(const protocol::RequestQueue::Entry& 
     if (trace) trace->clocks = agents_.Clocks(until);
     result = ProcessRanks::Run(request, tag, until, trace);
     if (!result.fatal || !agents_.FindLost()) return result;
-  } catch (const Agents::Lost& lost) {
+  } catch (const RanksLost& lost) {
     result = lost.ToResult();
   } catch (const Refusal&) {
     const auto lost = agents_.FindLost();
