@@ -90,7 +90,7 @@ void TakeAll(std::string_view input) {
   std::promise<void> gone;
   daemon::AgentLink link(
       {0, "node", 1, std::move(said.socket)}, kPlace,
-      {[&gone] { gone.set_value(); },
+      {[&gone](const daemon::AgentLink&, const std::string&) { gone.set_value(); },
        [](const std::string& text) { Require(IsUtf8(text), "what a fault writes is UTF-8"); },
        [](const Json&) {}});
   link.Follow([](Json* frame) {
