@@ -88,6 +88,8 @@ bool CaseRun::WaitForRanks(RankReports::Clock::time_point until, std::optional<R
     if (!SilentNode(ranks).empty()) abort_limit = std::min(abort_limit, kSilentLimit);
   } else if (reports_->WaitUntil(Clock::now() + limits_.grace)) {
     return false;
+  } else {
+    reports_->WaitForFailed(Clock::now() + limits_.report);
   }
   const std::vector<RankReport> reports = reports_->Get();
   const RankReport* cause = Cause(reports);

@@ -26,8 +26,11 @@ class ProcessRanks : public Ranks {
     // Starts what forks the ranks, and anew when that cannot go on. Throws StartError.
     std::function<std::shared_ptr<RankServer>(Clock::time_point deadline)> start;
     std::string backend = "auto";  // of the process group, as the frame `fork` has it
-    // A case may be run twice before it is answered; a killed process with a CUDA context needs 0.2 s.
-    FailureLimits limits{.grace = std::chrono::milliseconds(100), .abort = std::chrono::seconds(5)};
+    // A case may be run twice before it is answered. A process that has failed reports after its reset, which
+    // takes longer on a busy machine; a killed one with a CUDA context needs 0.2 s.
+    FailureLimits limits{.grace = std::chrono::milliseconds(100),
+                         .report = std::chrono::milliseconds(500),
+                         .abort = std::chrono::seconds(5)};
   };
 
   // Starts the server and the ranks. On the main thread, as Run and WhileIdle, which may start them anew: the

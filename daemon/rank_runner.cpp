@@ -59,6 +59,15 @@ bool RankReports::WaitUntil(Clock::time_point limit) {
   return changed_.wait_until(lock, limit, [&] { return AllDone(); });
 }
 
+void RankReports::WaitForFailed(Clock::time_point limit) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, limit, [&] {
+    return std::ranges::all_of(reports_, [](const RankReport& report) {
+      return report.failure.origin == FailureOrigin::kNone || IsDone(report);
+    });
+  });
+}
+
 std::vector<RankReport> RankReports::Get() const {
   const std::lock_guard lock(mutex_);
   return reports_;

@@ -35,7 +35,8 @@ class RankReports {
   bool interrupted() const;
   void Interrupt();
   bool WaitUntil(Clock::time_point limit);
-  std::vector<RankReport> Get() const;  // by rank
+  void WaitForFailed(Clock::time_point limit);  // until those that have failed are done
+  std::vector<RankReport> Get() const;          // by rank
 
  private:
   bool AllDone() const;  // mutex_ held
