@@ -141,6 +141,18 @@ def test_end_of_the_server(way, tmp_path):
     assert eventually(lambda: not any(is_running(rank.pid) for rank in world.ranks))
 
 
+def test_a_rank_that_ends_with_the_daemon():
+    server = Server()
+    rank, = World(server, 1).ranks
+    os.kill(server.process.pid, signal.SIGSTOP)  # it sees both ends at once
+    os.kill(rank.pid, signal.SIGKILL)
+    server.reader.channel.socket.shutdown(2)
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert server.process.wait(timeout=LIMIT) == 0
+    server.drain.join(LIMIT)
+    assert "Traceback" not in server.text()
+
+
 def test_abandoned_processes_are_ended_by_the_next_server(tmp_path):
     def tells():
         folder = tmp_path / str(time.monotonic_ns())

@@ -269,7 +269,8 @@ class Server(Parent):
         for pid, status, (number, port, since) in self.ended():
             killed = self.kill_strays()
             remove_shared_memory(pid, port, since)
-            self.channel.send("ended", rank=number, pid=pid, status=status, killed=killed)
+            with contextlib.suppress(ConnectionError):  # the daemon has gone, as the socket's end tells
+                self.channel.send("ended", rank=number, pid=pid, status=status, killed=killed)
 
     def end(self):
         """Ends all ranks and this process."""
