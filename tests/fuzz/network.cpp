@@ -90,11 +90,12 @@ void TakeAll(std::string_view input) {
   std::promise<void> gone;
   daemon::AgentLink link(
       {0, "node", 1, std::move(said.socket)}, kPlace,
-      {[&gone](const daemon::AgentLink&, const std::string&) { gone.set_value(); },
+      {{},
        [](const std::string& text) { Require(IsUtf8(text), "what a fault writes is UTF-8"); },
        [](const Json&) {}});
-  link.Follow([](Json* frame) {
-    if (frame != nullptr) Take(*frame);
+  link.Follow([&gone](Json* frame) {
+    if (frame == nullptr) return gone.set_value();
+    Take(*frame);
   });
   link.BeginRun(1);
   said.Say();
