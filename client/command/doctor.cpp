@@ -47,8 +47,9 @@ std::string Capture(const std::string& path, const std::vector<std::string>& arg
   }
 }
 
-// Returns the last line of the stderr of a failed start.
+// Why a start failed: what the daemon says of it, else the last line of its stderr.
 std::string Reason(const PoolError& error) {
+  if (error.start_failure()) return error.start_failure()->error;
   std::vector<std::string> lines = base::Split(error.stderr_tail(), '\n');
   std::erase(lines, "");
   return lines.empty() ? error.what() : lines.back();
