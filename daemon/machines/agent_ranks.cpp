@@ -1,6 +1,7 @@
 #include "daemon/machines/agent_ranks.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <future>
 
@@ -13,13 +14,19 @@
 namespace cppool::daemon {
 namespace {
 
+using namespace std::chrono_literals;
 using protocol::FailureKind;
 using protocol::Json;
 using protocol::RunResult;
 
-constexpr std::chrono::seconds kMemoryLimit{10};
-// An agent that has not answered so long before the deadline is named before the watchdog answers.
-constexpr std::chrono::milliseconds kBeforeDeadline{50}, kWayBack{20};
+constexpr std::chrono::seconds kMemoryLimit{12};  // more than FrameSocket::kSilence
+constexpr std::chrono::milliseconds kBeforeDeadline{100}, kWayBack{20};
+
+// When an agent that has not answered is named, before the watchdog answers.
+AgentRanks::Clock::time_point ShortlyBefore(AgentRanks::Clock::time_point deadline) {
+  const auto left = deadline - AgentRanks::Clock::now();
+  return deadline - std::min<AgentRanks::Clock::duration>(kBeforeDeadline, left / 8);
+}
 
 }  // namespace
 
@@ -125,7 +132,8 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                   "--python (PoolOptions::python)");
   protocol::RunRequest with_digests = request;
   SendLibraries(protocol::NamedLibraries(request), with_digests.load, with_digests.digests, until);
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - kWayBack - Clock::now());
+  const auto left =
+      std::max(std::chrono::duration_cast<std::chrono::milliseconds>(until - kWayBack - Clock::now()), 1ms);
   const std::vector<Json> answers =
       agents_.AskAll({{"frame", "prepare"},
                       {"request", protocol::SerializeRequest({std::nullopt, with_digests})},
@@ -139,15 +147,14 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
 
 void AgentRanks::Validate(const protocol::RunRequest& request, Clock::time_point until) {
   const Agents::Busy busy(agents_);
-  Prepare(request, until - kBeforeDeadline);
+  Prepare(request, ShortlyBefore(until));
 }
 
 RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const std::string&,
-                          Clock::time_point deadline, RunTrace* trace) {
+                          Clock::time_point until, RunTrace* trace) {
   const Agents::Busy busy(agents_);
-  const Clock::time_point until = deadline - kBeforeDeadline;
   const protocol::RunRequest& request = *incoming->run();
-  const Json first = Prepare(request, until).front();
+  const Json first = Prepare(request, ShortlyBefore(until)).front();
   if (incoming->control.cancelled()) throw Refusal(FailureKind::kCancelled, "");
   auto prepared = std::make_shared<PreparedRun>();
   prepared->registered.name = request.case_name;
