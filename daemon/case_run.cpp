@@ -86,10 +86,17 @@ bool CaseRun::WaitForRanks(RankReports::Clock::time_point until, std::optional<R
     const std::vector<RankReport> ranks = WhereNow();
     late = Late(ranks, prepared_->options.deadline);
     if (!SilentNode(ranks).empty()) abort_limit = std::min(abort_limit, kSilentLimit);
-  } else if (reports_->WaitUntil(Clock::now() + limits_.grace)) {
-    return false;
   } else {
-    reports_->WaitForFailed(Clock::now() + limits_.report);
+    if (reports_->WaitUntil(Clock::now() + limits_.grace)) return false;
+    // A skip must hide no failure of another rank, which may come a little later.
+    const std::vector<RankReport> reports = reports_->Get();
+    const RankReport* const cause = Cause(reports);
+    const auto limit = Clock::now() + limits_.report;
+    if (cause && cause->failure.origin == FailureOrigin::kSkip) {
+      if (reports_->WaitUntil(limit)) return false;
+    } else {
+      reports_->WaitForFailed(limit);
+    }
   }
   const std::vector<RankReport> reports = reports_->Get();
   const RankReport* cause = Cause(reports);

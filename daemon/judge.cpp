@@ -130,9 +130,10 @@ const RankReport* Cause(const std::vector<RankReport>& reports) {
       std::ranges::min_element(reports, [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
   // A skip explains what communicators report, and hides no mismatch.
   if (best != reports.end() && best->failure.origin == FailureOrigin::kSkip) {
-    const auto mismatch = std::ranges::find(reports, FailureOrigin::kMismatch,
-                                            [](const RankReport& report) { return report.failure.origin; });
-    if (mismatch != reports.end()) best = mismatch;
+    const auto mismatch = std::ranges::min_element(reports, {}, [](const RankReport& report) {
+      return std::pair(report.failure.origin != FailureOrigin::kMismatch, report.failure.order);
+    });
+    if (mismatch->failure.origin == FailureOrigin::kMismatch) best = mismatch;
   }
   if (best == reports.end() || best->failure.origin == FailureOrigin::kNone) return nullptr;
   // A failure of the culprit that it names explains it better.
