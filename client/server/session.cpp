@@ -35,6 +35,7 @@ constexpr std::size_t kMostUnsent = 64 << 20;  // bytes of answers: a client tha
 constexpr std::size_t kMostStderr = 64 << 20;  // bytes: a client that reads no more misses lines
 constexpr std::size_t kWritten = 1 << 20;      // bytes that are kept though they are written
 constexpr int kStderrWaitMs = 5000;            // for a client that reads nothing of them
+constexpr int kStderrLookMs = 100;             // whether it is still there
 constexpr std::size_t kMostCommand = 60;       // characters of a client's command that others are shown
 
 Json Refused(const std::string& why, const std::optional<Json>& id) {
@@ -415,9 +416,10 @@ bool Session::FlushStderr() {
 }
 
 void Session::EndStderr(Json& answer) {
-  while (!FlushStderr() && !IsGone()) {
+  for (int waited_ms = 0; !FlushStderr() && !IsGone();) {
     pollfd ready = {errors_.get(), POLLOUT, 0};
-    if (poll(&ready, 1, kStderrWaitMs) != 0) continue;
+    waited_ms = poll(&ready, 1, kStderrLookMs) == 0 ? waited_ms + kStderrLookMs : 0;
+    if (waited_ms < kStderrWaitMs) continue;
     const std::lock_guard lock(output_);
     left_out_ += stderr_.size() - written_;
     stderr_.resize(written_);

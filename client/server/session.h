@@ -3,7 +3,7 @@
 //
 // Two threads take turns: one reads, answers what overtakes, and notices the end of the client; the one that
 // has read a request works on it and on those that follow meanwhile. Neither waits for a client that does not
-// read.
+// read, but for 5 s for one that does not read its stderr.
 #pragma once
 
 #include <sys/types.h>
