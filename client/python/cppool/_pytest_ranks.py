@@ -112,8 +112,9 @@ class RanksPlugin:
         try:
             self._pools = self._pools or Pools(python=True, preload=self._config.getini("cppool_preload"), **self._options())
             result = self._pools.at(size).run_python(case, **options)
-            (self._open.add if following and not result.replaced else self._open.discard)(size)
+            (self._open.add if following else self._open.discard)(size)
         except PoolError as error:
+            self._open.discard(size)
             return [self._failed(item, f"{error.kind}: {error}")]
         except pytest.fail.Exception as error:
             return [self._failed(item, str(error))]

@@ -331,7 +331,7 @@ class Rank:
                 if self.on_gpu():
                     self.torch.cuda.synchronize()  # so that what fails there is of this case
         except BaseException as error:
-            failure = self.tell(error, world)
+            failure, alive = self.tell(error, world), bool(getattr(self.loaded, "alive", ()))
         report = {"status": "passed", "checks": world.checks, "results": world.results, "warnings": [], **more, **failure}
         wrong = next((check for check in world.checks if not check["ok"]), None)
         if wrong and not failure:

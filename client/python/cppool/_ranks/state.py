@@ -205,11 +205,11 @@ def _config_group(config):
         if names is None:  # here, where another version of torch may fail
             names = list(pickle.loads(config.save_config()))
             limits = [name for name in names if name in getattr(config, "_compile_ignored_keys", ()) and "limit" in name]  # the others are for debugging
-        now = [config.get_hash(), *(getattr(config, name) for name in limits)]
+        now = [config.get_hash(), *(getattr(config, name, _MISSING) for name in limits)]
         if now != known:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # some are deprecated
-                known, values = now, {name: _copy(getattr(config, name)) for name in names}
+                known, values = now, {name: _copy(getattr(config, name, _MISSING)) for name in names}
         return values
     return Values(config.__name__, read, lambda name, value: setattr(config, name, _copy(value)), imports=True)
 
