@@ -17,9 +17,9 @@ namespace {
 using protocol::Json;
 using Clock = RankProcess::Clock;
 
-// Of Snapshots, 0.5 s with RankServer's kSignalLimit: for the answer of a rank, and of a machine that is
+// Of Snapshots, 0.65 s with RankServer's kSignalLimit: for the answer of a rank, and of a machine that is
 // busy.
-constexpr std::chrono::milliseconds kAskLimit{120}, kWayLimit{200};
+constexpr std::chrono::milliseconds kAskLimit{300}, kWayLimit{200};
 
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
   const auto found =
