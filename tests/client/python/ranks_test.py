@@ -89,12 +89,16 @@ class TestFaults:
             rank.send("run", id=100, kwargs={"kind": kind, "folder": str(tmp_path)})
         stages = ["second"] * (size - 1) + ["fault"]
         assert eventually(lambda: [rank.stage()[1] for rank in world.ranks] == stages)
-        for rank in world.ranks[:size if kind == "sleep" else size - 1]:
-            rank.send("stacks")
-        for _ in world.ranks[:size if kind == "sleep" else size - 1]:
-            rank, frame = world.frames.get(timeout=LIMIT)
-            main = next(thread for thread in frame["threads"] if thread["name"] == "MainThread")
-            assert any("ranks_cases.py" in frame and frame.endswith("<lambda>" if rank == size - 1 else " meet") for frame in main["frames"])
+        asked = world.ranks[:size if kind == "sleep" else size - 1]
+
+        def wait_in_the_case():
+            for rank in asked:
+                rank.send("stacks")
+            answers = dict(world.frames.get(timeout=LIMIT) for _ in asked)
+            main = {rank: next(thread for thread in frame["threads"] if thread["name"] == "MainThread") for rank, frame in answers.items()}
+            return all(any("ranks_cases.py" in frame and frame.endswith("<lambda>" if rank == size - 1 else " meet") for frame in thread["frames"])
+                       for rank, thread in main.items())
+        assert eventually(wait_in_the_case)  # a stage begins shortly before the wait in it
         if kind != "stop":
             world.server.send("kill", pid=world.ranks[-1].pid, signal=signal.SIGRTMAX - 3)
             assert eventually(lambda: b"ranks_cases.py" in b"".join(world.ranks[-1].stacks))
