@@ -19,14 +19,14 @@
 
 namespace cppool::daemon {
 
-// Limits after a rank has failed, or the run was cancelled: for the others to finish by themselves, then for
-// those that have failed to report everything, then to return from an abort, then for the probe of the world
-// (soundness.h). The answer is there after at most their sum and a little.
+// Limits after a rank has failed, or the run was cancelled: for the others to finish by themselves, then to
+// return from an abort, then for the probe of the world (soundness.h); and before the abort, for those that
+// have failed to report everything. The answer is there after at most their sum and a little.
 struct FailureLimits {
   std::chrono::milliseconds grace{200};
-  std::chrono::milliseconds report{0};
   std::chrono::milliseconds abort{600};
   std::chrono::milliseconds probe{500};
+  std::chrono::milliseconds report{0};
 };
 
 class CaseRun {

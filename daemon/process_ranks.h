@@ -29,8 +29,8 @@ class ProcessRanks : public Ranks {
     // A case may be run twice before it is answered. A process that has failed reports after its reset, which
     // takes longer on a busy machine; a killed one with a CUDA context needs 0.2 s.
     FailureLimits limits{.grace = std::chrono::milliseconds(100),
-                         .report = std::chrono::milliseconds(500),
-                         .abort = std::chrono::seconds(5)};
+                         .abort = std::chrono::seconds(5),
+                         .report = std::chrono::milliseconds(500)};
   };
 
   // Starts the server and the ranks. On the main thread, as Run and WhileIdle, which may start them anew: the
