@@ -9,6 +9,7 @@ import time
 from .frames import CASE, WAITS, finite
 
 MAX_RESULTS, MAX_CHECKS, MAX_SLICES = 1 << 20, 4096, 16384
+PIECE = 1 << 20  # elements of tensors that are compared at a time
 
 
 class Cancelled(BaseException):
@@ -28,24 +29,35 @@ def _flat(value):
     return [float(value)], []
 
 
+def _compare_tensors(torch, got, wanted, atol, rtol):
+    """In fp64 where the first one is, a piece after the other, which bounds the memory for it."""
+    device = got.device if isinstance(got, torch.Tensor) else wanted.device
+    got, wanted = (torch.as_tensor(each).detach().to(device) for each in (got, wanted))
+    if got.shape != wanted.shape:
+        raise ValueError(f"the shapes differ: {list(got.shape)} and {list(wanted.shape)}")
+    shape, got, wanted = list(got.shape), got.reshape(-1), wanted.reshape(-1)
+    largest = norm = total = count = 0.0
+    worst, furthest = None, (0.0, 0.0)
+    for begin in range(0, got.numel(), PIECE):
+        g, w = (each[begin:begin + PIECE].to(torch.float64) for each in (got, wanted))
+        error = torch.where(g == w, torch.zeros_like(g), (g - w).abs())
+        bad = ~((error == 0) | (error <= atol + rtol * w.abs()) & error.isfinite())
+        at = error.nan_to_num(nan=math.inf).argmax()
+        finite_squares = torch.where(w.isfinite(), w, torch.zeros_like(w)).square()
+        numbers = [error.max(), finite_squares.sum(), error.square().sum(), bad.sum(), at, g.take(at), w.take(at)]
+        most, of_wanted, of_error, wrong, at, *pair = torch.stack([each.to(torch.float64) for each in numbers]).tolist()  # one wait for the device
+        if worst is None or not most <= largest and not math.isnan(largest):
+            worst, furthest, largest = begin + int(at), pair, most
+        norm, total, count = norm + of_wanted, total + of_error, count + int(wrong)
+    return shape, largest, math.sqrt(norm), math.sqrt(total), count, worst, *furthest
+
+
 def compare(got, wanted, atol, rtol):
     """Largest error, RMS of the error over RMS of `wanted`, whether each |got - wanted| <= atol + rtol * |wanted|, and where not: the members
     `worst` and `bad` of a check. Not finite: it does not hold, except for infinities that are the same on both sides."""
     torch = sys.modules.get("torch")
     if torch is not None and any(isinstance(each, torch.Tensor) for each in (got, wanted)):
-        got, wanted = (torch.as_tensor(each).detach().to("cpu", torch.float64) for each in (got, wanted))
-        shapes = list(got.shape), list(wanted.shape)
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"the shapes differ: {shapes[0]} and {shapes[1]}")
-        if got.numel() == 0:
-            return 0.0, 0.0, True, {}
-        error = torch.where(got == wanted, torch.zeros_like(got), (got - wanted).abs())
-        norm = wanted[wanted.isfinite()].square().sum().sqrt().item()
-        largest, total = error.max().item(), error.square().sum().sqrt().item()
-        bad = ~((error == 0) | (error <= atol + rtol * wanted.abs()) & error.isfinite())
-        count, worst = int(bad.sum()), int(error.nan_to_num(nan=math.inf).argmax())
-        shape, got, wanted = shapes[0], got.reshape(-1), wanted.reshape(-1)
-        a, b = got[worst].item(), wanted[worst].item()
+        shape, largest, norm, total, count, worst, a, b = _compare_tensors(torch, got, wanted, atol, rtol)
     else:
         (got, shape), (wanted, wanted_shape) = _flat(got), _flat(wanted)
         if shape != wanted_shape or len(got) != len(wanted):
