@@ -1,11 +1,14 @@
 """Cases for the tests of Python ranks with torch on GPUs."""
 import ctypes
 import os
+import signal
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+
+import torch_cases
 
 kept = []
 
@@ -33,6 +36,44 @@ def lent(world):
 
 def keeps_memory(world):
     kept.append(torch.ones(1 << 20, device=world.device))
+
+
+def keeps_a_graph(world):
+    graph, one = torch.cuda.CUDAGraph(), torch.ones(1 << 24, device=world.device)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # threads of the group ask for events meanwhile
+        one * 2
+    kept.append(graph)
+
+
+def keeps_a_pool(world):
+    kept.append(torch.cuda.MemPool())
+    with torch.cuda.use_mem_pool(kept[-1]):
+        torch.empty(1 << 24, device=world.device)
+
+
+def keeps_most_memory(world):
+    kept.append(torch.empty(torch.cuda.mem_get_info()[0] // 4 * 3, dtype=torch.uint8, device=world.device))
+
+
+def needs_most_memory(world):
+    torch.empty(torch.cuda.get_device_properties(world.device).total_memory // 2, dtype=torch.uint8, device=world.device)
+
+
+def multiplies(world):
+    matrix = torch.ones(256, 256, device=world.device)
+    return (matrix @ matrix)[0, 0].item()
+
+
+def changes_stream(_):
+    torch.cuda.set_stream(torch.cuda.Stream())
+
+
+def changes_device(world):
+    torch.cuda.set_device((world.device.index + 1) % torch.cuda.device_count())
+
+
+def device_and_stream(_):
+    return [torch.cuda.current_device(), torch.cuda.current_stream() == torch.cuda.default_stream()]
 
 
 def fault(world, kind):
@@ -73,4 +114,5 @@ def spin(world):
 
 FAULTS = {"exception": raise_error, "assertion": fail_assertion, "exit": lambda _: sys.exit(3), "_exit": lambda _: os._exit(5), "abort": lambda _: os.abort(),
           "segmentation fault": lambda _: ctypes.string_at(0), "sleep": lambda _: time.sleep(1000), "out of memory": out_of_memory,
-          "assertion on the device": assert_on_device, "kernel that does not end": spin}
+          "assertion on the device": assert_on_device, "kernel that does not end": spin, "memory": lambda _: torch_cases.grow(),
+          "GIL": lambda _: ctypes.PyDLL(None).sleep(1000), "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP)}

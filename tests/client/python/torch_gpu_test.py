@@ -79,11 +79,35 @@ def test_device_memory_that_is_left(pool):
         result = call(pool, "keeps_memory")
         warning, = [warning for warning in result.warnings if "device memory" in warning][:1]
         assert result.ok and "4194304 bytes" in warning and warning.count("torch_gpu_cases.py") == 1 and warning.endswith(" keeps_memory"), warning
+    for kind, text in {"keeps_a_graph": " keeps_a_graph", "keeps_a_pool": "still reserved, and not allocated"}.items():
+        result = call(pool, kind)
+        assert result.ok and any("device memory are" in warning and text in warning for warning in result.warnings), result.warnings
+    result = call(pool, "multiplies")
+    assert result.ok and not result.warnings, result.warnings  # no workspace of cuBLAS stays
+
+
+def test_verdict_on_device_memory(pool):
+    assert call(pool, "keeps_most_memory", fresh=True).ok
+    result = call(pool, "needs_most_memory")
+    assert (result.status, result.failure.kind) == ("failed", "polluted") and "torch_gpu_cases.py:keeps_most_memory" in result.error, result.describe()
+    assert call(pool, "needs_most_memory").ok
+
+
+def test_device_and_stream_are_put_back(pool):
+    def unchanged():
+        return [rank.extra["value"] for rank in call(pool, "device_and_stream").ranks] == [[rank, True] for rank in range(pool.world_size)]
+
+    result = call(pool, "changes_stream")
+    assert result.ok and not result.replaced and result.differed == {"torch cuda": ["stream"]} and unchanged(), result.describe()
+    if pool.world_size > 1:
+        result = call(pool, "changes_device")
+        assert result.ok and result.differed == {"torch cuda": ["device", "stream"]} and unchanged(), result.describe()
+        assert "threads (cuda" in result.replaced  # a context on another rank's GPU ends with its process alone
 
 
 @pytest.mark.parametrize("kind, text", [("exception", "ValueError: planted"), ("assertion", "torch.equal"), ("exit", "sys.exit(3)"),
                                         ("_exit", "exited with code 5"), ("abort", "killed by signal 6"), ("segmentation fault", "killed by signal 11"),
-                                        ("out of memory", "OutOfMemoryError"), ("assertion on the device", "device-side assert")])
+                                        ("memory", "can't allocate memory"), ("out of memory", "OutOfMemoryError"), ("assertion on the device", "device-side assert")])
 def test_the_cause_comes_first(pool, kind, text):
     begin = time.monotonic()
     result = call(pool, "fault", {"kind": kind}, verdict=False)
@@ -93,12 +117,20 @@ def test_the_cause_comes_first(pool, kind, text):
     print(f"{kind}: answered after {answered - begin:.2f} s, the next case after {time.monotonic() - answered:.2f} s more")
 
 
-@pytest.mark.parametrize("kind, text", [("sleep", "torch_gpu_cases.py"), ("kernel that does not end", "torch_gpu_cases.py")])
+@pytest.mark.parametrize("kind, text", [("sleep", "torch_gpu_cases.py"), ("kernel that does not end", "torch_gpu_cases.py"), ("GIL", "it does not answer"),
+                                        ("stop", "it is stopped")])
 def test_a_hang(pool, kind, text):
     result = call(pool, "fault", {"kind": kind}, deadline=5)
-    assert result.failure.kind == "timeout" and text in result.error and "fault" in result.ranks[-1].error, result.describe()
+    assert (result.failure.kind, result.failure.rank) == ("timeout", pool.world_size - 1) and text in result.describe(), result.describe()
     if pool.world_size > 1:
-        assert "has not entered" in result.ranks[0].error and result.failure.rank == pool.world_size - 1
+        assert "has not entered" in result.ranks[0].error, result.describe()
+    assert call(pool, "reduce").ok
+
+
+@pytest.mark.parametrize("kind, left", [("great flood", []), ("thread", ["threads"]), ("child", ["children"]), ("orphan", ["children"]), ("setsid orphan", ["children"])])
+def test_what_a_rank_does_beside_its_group(pool, tmp_path, kind, left):
+    result = pool.call(f"{pathlib.Path(CASES).with_name('ranks_cases.py')}:fault", {"folder": str(tmp_path), "kind": kind})
+    assert result.ok and list(result.left or ()) == left and bool(result.replaced) == bool(left), result.describe()
     assert call(pool, "reduce").ok
 
 

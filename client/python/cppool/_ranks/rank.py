@@ -173,7 +173,9 @@ class Rank:
         gc.freeze()
         self.snapshot = state.Snapshot()
         if self.on_gpu():
-            self.allocated, self.known_blocks = self.torch.cuda.memory_allocated(), set(self.blocks())
+            self.free_unused()
+            self.allocated, self.reserved = self.torch.cuda.memory_allocated(), self.torch.cuda.memory_reserved()
+            self.known_blocks = set(self.blocks())
             with contextlib.suppress(Exception):  # for the places of blocks; torch may have another interface
                 self.torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
         now = time.perf_counter()
@@ -442,10 +444,17 @@ class Rank:
         return {block["address"]: block for segment in self.torch.cuda.memory_snapshot() for block in segment["blocks"]
                 if block["state"] == "active_allocated"}
 
-    def reset_memory(self, report):
+    def free_unused(self):
+        """Gives the driver back what torch keeps of device memory for later."""
         cuda = self.torch.cuda
         cuda.synchronize()
+        self.torch._C._cuda_clearCublasWorkspaces()
+        cuda.ipc_collect()
         cuda.empty_cache()
+
+    def reset_memory(self, report):
+        self.free_unused()
+        cuda = self.torch.cuda
         report["memory"] = {"allocated": cuda.memory_allocated(), "reserved": cuda.memory_reserved(), "peak": cuda.max_memory_allocated()}
         cuda.reset_peak_memory_stats()
         if report["memory"]["allocated"] > self.allocated:
@@ -455,3 +464,7 @@ class Rank:
                                       + ", ".join(f"{block['size']} at {place_of(block)}" for block in fresh[:4])
                                       + (f" and {len(fresh) - 4} more blocks" if len(fresh) > 4 else ""))
             self.allocated, self.known_blocks = report["memory"]["allocated"], set(blocks)
+        elif report["memory"]["reserved"] > self.reserved:
+            report["warnings"].append(f"{report['memory']['reserved'] - self.reserved} bytes of device memory are still reserved, and not allocated: "
+                                      "a private pool, as of a CUDA graph, may be alive")
+        self.reserved = max(self.reserved, report["memory"]["reserved"])

@@ -244,6 +244,9 @@ def _torch_groups(torch):
         **{f"autocast {device}": (lambda device=device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
                                   lambda value, device=device: (torch.set_autocast_enabled(device, value[0]), torch.set_autocast_dtype(device, value[1])))
            for device in ("cpu", "cuda")}))
+    if torch.cuda.is_initialized():
+        # The device first: a stream is current on its device.
+        yield Values("torch cuda", *_settings(device=(torch.cuda.current_device, torch.cuda.set_device), stream=(torch.cuda.current_stream, torch.cuda.set_stream)))
     yield Values("torch open modes", lambda: {
         "inference mode": torch.is_inference_mode_enabled(), "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(), "profiler": torch.autograd._profiler_enabled()})
