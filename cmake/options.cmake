@@ -8,7 +8,7 @@ set_property(CACHE CPPOOL_CUDA CPPOOL_CUDNN CPPOOL_GLOO PROPERTY STRINGS AUTO ON
 option(CPPOOL_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(CPPOOL_WERROR "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 set(CPPOOL_SANITIZE "" CACHE STRING "Sanitizers for all host code, as for -fsanitize=: address,undefined or thread")
-option(CPPOOL_UNITY "Compile the sources of a library or a test program together, a few at a time: a full build takes half the time" OFF)
+option(CPPOOL_UNITY "Compile the sources of a library or a test program together, a few at a time: a full build takes half the time" ON)
 option(CPPOOL_FUZZ "Build tests/fuzz/ as fuzzers, and everything with libFuzzer's instrumentation (clang only)" OFF)
 
 # cppool_auto_on_off(OPTION RESULT): the option as AUTO, ON or OFF, however it was written.
