@@ -48,6 +48,10 @@ def test_a_python_without_torch(tmp_path):
         result = pool.call(write(tmp_path / "of_torch.py", "import torch\ndef case(): pass\n") + ":case")
         assert result.failure.kind == "internal" and "No module named 'torch'" in result.error, result.describe()
         assert "of_torch.py\", line 1" in result.ranks[0].traceback and pool.call(function("passes")).ok
+        test = write(tmp_path / "test_it.py", "def test_it(): pass\n")
+        result = pool.run_python({"pytest": [test], "nodeid": "test_it.py::test_it"})
+        assert (result.status, result.failure.kind) == ("error", "invalid_request") and not result.replaced, result.describe()
+        assert f"{environment}/bin/python cannot import pytest (No module named '_pytest'): install it there" in result.error
     for options, text in (({"preload": ["torch"]}, f"--preload torch: it cannot be imported by {environment}/bin/python"),
                           ({"backend": "cuda"}, "--preload torch")):
         with pytest.raises(cppool.PoolError) as caught:
@@ -154,6 +158,15 @@ def test_a_path_with_a_colon(pool, tmp_path):
     shutil.copy(os.path.join(BUILD, "bin", "cppool"), folder / "bin")
     done = subprocess.run([folder / "bin" / "cppool", "shims"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode != 0 and "cannot be in PATH" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("what", [{"function": function("passes")}, {"script": CASES}, {"pytest": [CASES], "nodeid": "x"}])
+def test_a_folder_that_is_not_there(pool, tmp_path, what):
+    assert pool.call(function("passes")).ok
+    for folder, why in ((tmp_path / "gone", "No such file or directory"), (write(tmp_path / "file", ""), "Not a directory")):
+        result = pool.run_python({**what, "cwd": str(folder)})
+        assert (result.status, result.failure.kind) == ("error", "invalid_request") and not result.replaced, result.describe()
+        assert f'the "cwd" of the request, {folder}, cannot be entered ({why})' in result.error
 
 
 @pytest.mark.parametrize("target, text", [("{}:none", "has no function none"), ("{}:not_callable", "not_callable"), ("{}:coroutine", "coroutine"),

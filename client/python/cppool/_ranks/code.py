@@ -199,7 +199,10 @@ class Code:
             self.note_files()
         self.check_preloaded([*given, *self.base_path])
         if frame.get("cwd"):
-            os.chdir(frame["cwd"])
+            try:
+                os.chdir(frame["cwd"])
+            except OSError as error:
+                raise CannotLoad(f'the "cwd" of the request, {frame["cwd"]}, cannot be entered ({error.strerror}): name a folder that is there') from None
         changed = self.changed()
         for path in changed:
             if path.endswith(".so"):

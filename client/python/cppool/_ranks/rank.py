@@ -270,6 +270,12 @@ class Rank:
         return {"status": status, "kind": kind, "error": text_of(error), "culprit": None if of_others else self.rank, "stage": stage,
                 "traceback": "" if isinstance(error, (CannotLoad, NotRun)) else cut(traceback_of(error), 64000)}
 
+    def items_module(self):
+        try:
+            return importlib.import_module("_cppool_ranks.items")
+        except ModuleNotFoundError as error:
+            raise CannotLoad(f"{sys.executable} cannot import pytest ({error}): install it there, or start a pool of a Python that has it") from None
+
     def load(self, frame):
         """Returns None; or the next `load`, which has ended the session of pytest that this one began."""
         self.page.write(LOAD)
@@ -303,7 +309,7 @@ class Rank:
                     self.loaded, report["reloaded"] = self.code.script(frame["script"], frame)
                 else:
                     report["reloaded"] = self.code.prepare(None, frame)
-                    self.loaded = importlib.import_module("_cppool_ranks.items").Items(self, frame)
+                    self.loaded = self.items_module().Items(self, frame)
                     following = self.loaded.main(loaded)
             except BaseException as error:
                 self.loaded = None
