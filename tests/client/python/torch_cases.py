@@ -138,3 +138,44 @@ def draws(world):
 def wrong(world):
     world.check("out", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.25]), against="no_cp", atol=0.1, rtol=0.05)
     world.check("nan", torch.tensor([float("nan")]), torch.tensor([1.0]), atol=1e9)
+
+
+kept = {}  # as a library's own globals, which no snapshot knows
+
+
+def set_dtype(_):
+    torch.set_default_dtype(torch.float64)
+
+
+def set_variable(_):
+    os.environ["OF_LIBRARY"] = "1"
+
+
+def register_hook(_):
+    torch.nn.modules.module.register_module_forward_hook(lambda module, given, out: out * 2)
+
+
+def make_group(world):
+    return dist.new_group(list(range(world.size)))
+
+
+LEAKS = {"dtype": set_dtype, "variable": set_variable, "hook": register_hook, "group": make_group}
+
+
+def leaks(world, kind, keep):
+    """keep: as a library that sets it again at its next use, or uses a group by its name, which is destroyed by then."""
+    group = LEAKS[kind](world)
+    if keep:
+        kept.update({"group": group.group_name} if group else {"again": LEAKS[kind]})
+
+
+def holds_a_group(world):
+    kept["held"] = make_group(world)
+
+
+def needs_no_leak(world):
+    kept.get("again", lambda _: None)(world)
+    dist.distributed_c10d._resolve_process_group(kept.get("group", dist.group.WORLD.group_name))
+    assert len(dist.distributed_c10d._world.pg_names) == 1
+    assert torch.ones(1).dtype == torch.float32 and "OF_LIBRARY" not in os.environ
+    assert torch.nn.Identity()(torch.ones(1)).item() == 1

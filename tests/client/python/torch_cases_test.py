@@ -83,6 +83,29 @@ def test_what_a_rank_does_beside_its_group(pool, tmp_path, kind):
     assert bool(result.replaced) == (kind != "great flood") and call(pool, "reduce").ok
 
 
+@pytest.mark.parametrize("kind, what", [("dtype", "torch defaults (dtype)"), ("variable", "environment (OF_LIBRARY)"), ("group", "process groups ("),
+                                        ("hook", "torch hooks (_global_forward_hooks")], ids=["dtype", "variable", "group", "hook"])
+def test_the_verdict_on_a_leak(pools, kind, what):
+    """The reset puts it back; what a library keeps of it fails the next case, which tells what was changed."""
+    pool, (group, name) = pools.at(2), what.rstrip(")").split(" (")
+    result = call(pool, "leaks", {"kind": kind, "keep": False}, fresh=True)
+    assert result.ok and not result.left and list(result.differed) == [group], result.describe()
+    assert any(each.startswith(name) for each in result.differed[group]), result.differed
+    result = call(pool, "needs_no_leak")
+    assert result.ok and not result.replaced, result.describe()
+    assert call(pool, "leaks", {"kind": kind, "keep": True}, fresh=True).ok
+    result = call(pool, "needs_no_leak")
+    assert (result.status, result.failure.kind) == ("failed", "polluted"), result.describe()
+    assert f"these had run torch_cases.py:leaks, which changed {what}" in result.error and call(pool, "needs_no_leak").ok
+
+
+def test_a_group_that_a_library_holds(pools):
+    """Its threads go on, so that the ranks are replaced."""
+    result = call(pools.at(2), "holds_a_group")
+    assert result.ok and "process groups" in result.differed and "gloo" in str(result.left["threads"]), result.describe()
+    assert "left what cannot be put back" in result.replaced and call(pools.at(2), "needs_no_leak").ok
+
+
 def test_marked_tests(tmp_path):
     """With the pytest that is beside torch, a later one than the other tests run with."""
     (tmp_path / "test_marked.py").write_text(
