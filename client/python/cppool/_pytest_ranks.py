@@ -87,8 +87,10 @@ class RanksPlugin:
             self._next[item] = later.get(self._size(item))
             later[self._size(item)] = item.nodeid
         config = self._config
+        folders = getattr(config, "_tmp_path_factory", None) if files and not config.option.collectonly else None
         self._arguments = [*files, f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else []),
-                           f"--import-mode={config.getoption('importmode')}", *options_of(config)]
+                           f"--import-mode={config.getoption('importmode')}", *options_of(config),
+                           *([f"--cppool-tmp={folders.getbasetemp()}"] if folders else [])]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Optional[pytest.Item]) -> Optional[bool]:

@@ -114,6 +114,53 @@ def test_whole_suite_on_agents(tmp_path, monkeypatch):
     assert "rank 1 of 2 failed first" in output
 
 
+FOLDERS = """
+import os, time
+import cppool, pytest
+
+def meet(world, folder, step=""):
+    (folder / f"{step}{world.rank}").touch()
+    while len(list(folder.glob(f"{step}[0-9]"))) < world.size:
+        time.sleep(0.005)
+
+@cppool.ranks(1, 3)
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_for_all(world, tmp_path, n):
+    assert world.size > 1 or os.listdir(tmp_path) == []
+    meet(world, tmp_path)
+
+@cppool.ranks(2)
+def test_one_for_each(world, tmp_path, rank_tmp_path):
+    assert rank_tmp_path.parent == tmp_path and os.listdir(rank_tmp_path) == []
+    meet(world, tmp_path)
+    (rank_tmp_path / "mine").touch()
+    meet(world, tmp_path, "then")
+    assert len(list(tmp_path.glob("*/mine"))) == 2 and os.listdir(rank_tmp_path) == ["mine"]
+
+@cppool.ranks(2)
+def test_again(world, tmp_path):
+    assert not list(tmp_path.glob("failed*"))
+    (tmp_path / f"failed{world.rank}").touch()
+    time.sleep(0.1)
+    assert False
+"""
+
+
+def test_temporary_folders(tmp_path):
+    """They are those of the pytest that has chosen the tests."""
+    cases, output = run(tmp_path, f"--basetemp={tmp_path}/base", text=FOLDERS)
+    assert [outcome(case) for case in cases.values()] == ["passed"] * 5 + ["failure"] and "assert False" in output, output
+    names = os.listdir(tmp_path / "base")
+    assert len(names) == 7 and len([name for name in names if name.startswith("test_again")]) == 2, names  # on fresh ranks, too
+
+
+def test_temporary_folders_of_a_whole_suite(tmp_path):
+    """As under torchrun: each rank has its own."""
+    text = "def test_it(world, tmp_path, rank_tmp_path):\n    (tmp_path / 'x').mkdir()\n    assert rank_tmp_path.parent == tmp_path\n"
+    cases, output = run(tmp_path, "--cppool-ranks=2", text=text)
+    assert [outcome(case) for case in cases.values()] == ["passed"], output
+
+
 OPTIONS_CONFTEST = """
 def pytest_addoption(parser):
     parser.addoption("--experimental", action="store_true")

@@ -2,6 +2,8 @@
 import hashlib
 import json
 import os
+import pathlib
+import re
 import sys
 
 import _pytest.assertion.rewrite
@@ -78,6 +80,23 @@ class Items:
         """The ranks, seen from this one."""
         return self.world
 
+    @pytest.fixture
+    def tmp_path(self, request):
+        """With the mark, a folder that all ranks of a machine share: of the pytest that has chosen the item, which removes it as its own."""
+        base = request.config.getoption("--cppool-tmp")
+        if base is None or request.node.get_closest_marker("cppool_ranks") is None:
+            return request.getfixturevalue("tmp_path")
+        path = pathlib.Path(base, re.sub(r"\W", "_", request.node.name)[:30] + f"-{self.rank.port}-{self.world.id}")
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        return path
+
+    @pytest.fixture
+    def rank_tmp_path(self, tmp_path):
+        """A folder of this rank's own."""
+        path = tmp_path / f"rank{self.rank.rank}"
+        path.mkdir(0o700, exist_ok=True)
+        return path
+
     @pytest.hookimpl(hookwrapper=True)
     def pytest_fixture_setup(self, fixturedef):
         """What a fixture of several items changes is right as long as it is alive. Those of pytest change nothing, but for setup_module and the like."""
@@ -112,6 +131,7 @@ class Items:
 
     def pytest_addoption(self, parser):
         parser.addoption("--cppool-options", type=json.loads, default={}, help="values of options of the pytest that has chosen the items")
+        parser.addoption("--cppool-tmp", help="where it keeps temporary folders")
         parser.addini("cppool_preload", "of the plugin, which is not here", "args")
 
     @pytest.hookimpl(tryfirst=True)
