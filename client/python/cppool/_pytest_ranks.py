@@ -104,7 +104,7 @@ class RanksPlugin:
         return True
 
     def _run(self, item: pytest.Item, nextitem: Optional[pytest.Item], size: int, marker: Optional[pytest.Mark]) -> list[pytest.TestReport]:
-        options = dict(marker.kwargs) if marker else {}
+        options = {"deadline": self._config.getoption("--cppool-deadline"), **(marker.kwargs if marker else {})}
         following = self._next.get(item)
         if hasattr(self._config, "workerinput"):  # of pytest-xdist, which gives a worker one item after the other
             following = nextitem.nodeid if nextitem is not None and self._size(nextitem) == size else None

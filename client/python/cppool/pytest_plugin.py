@@ -67,6 +67,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cppool-ranks", metavar="N", type=int,
         help="runs each test with its fixtures on N warm Python ranks, as suites for `torchrun -m pytest` want it; cppool.ranks marks single tests")
+    group.addoption(
+        "--cppool-deadline", metavar="SECONDS", type=float, default=90.0,
+        help="the limit of each test on ranks whose mark has none")
     parser.addini("cppool_preload", "modules that Python has imported before it forks the ranks of cppool.ranks and --cppool-ranks", "args")
     group.addoption(
         "--cppool-retries", metavar="N", type=int,
@@ -87,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     everywhere = config.getoption("--cppool-ranks")
     if everywhere is not None and not 1 <= everywhere <= 64:
         raise pytest.UsageError("--cppool-ranks is a world size from 1 to 64")
+    if not 0.001 <= config.getoption("--cppool-deadline") <= 86400:
+        raise pytest.UsageError("--cppool-deadline is a number of seconds from 0.001 to 86400")
     config.pluginmanager.register(RanksPlugin(config, lambda: {**_where(config), **_environment_of_this_worker()}), "cppool-ranks")
     if config.getoption("--cppool-require") is not None:
         _requirement(config.getoption("--cppool-require"), "--cppool-require")

@@ -294,6 +294,15 @@ def test_wrong_world_size(tmp_path):
     assert "--cppool-ranks is a world size" in run(tmp_path, "--cppool-ranks", "0")[1]
 
 
+def test_deadline_of_a_suite(tmp_path):
+    """A mark says otherwise."""
+    text = "import cppool, time\ndef test_hangs(): time.sleep(1000)\n@cppool.ranks(1, deadline=3)\ndef test_marked(): time.sleep(1000)\n"
+    cases, output = run(tmp_path, "--cppool-ranks=1", "--cppool-deadline=2.5", text=text)
+    assert [outcome(case) for case in cases.values()] == ["failure"] * 2, output
+    assert "not finished after 2500 ms" in output and "not finished after 3000 ms" in output
+    assert "--cppool-deadline is a number of seconds from 0.001 to 86400" in run(tmp_path, "--cppool-deadline", "0")[1]
+
+
 POLLUTED = """
 import cppool, math
 
