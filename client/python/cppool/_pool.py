@@ -16,6 +16,9 @@ from ._suite import Cell
 __tracebackhide__ = True  # as in _library.py
 
 _Path = Union[str, "os.PathLike[str]"]
+# Variables that ranks have of their own, and the one that pytest changes at every test.
+_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+             "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST"}
 
 
 class PoolError(RuntimeError):
@@ -68,6 +71,28 @@ def caller() -> dict[str, Any]:
     """This process's folder and sys.path, as members of `python`, without entries that a request cannot have."""
     path = [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)]
     return {"path": [folder for folder in path if is_text(folder)], "cwd": os.getcwd()}
+
+
+class _Environment:
+    """What has ever changed of this process's environment, of which a daemon has what was there when it started."""
+
+    def __init__(self, without: Iterable[str]):
+        self._without = _OF_RANKS.union(without)
+        self._seen, self._names = dict(self._variables()), set[bytes]()
+        self._changes: dict[str, Optional[str]] = {}
+
+    @staticmethod
+    def _variables() -> dict[bytes, bytes]:
+        return os.environ._data  # type: ignore[attr-defined]  # os.environ itself decodes them all, which takes as long as a case
+
+    def changes(self) -> dict[str, Optional[str]]:
+        """As the member `env` of `python`; None: it is not there any more."""
+        if self._variables() != self._seen:
+            now = dict(self._variables())
+            self._names.update(name for name, _ in now.items() ^ self._seen.items())
+            known = {os.fsdecode(name): os.fsdecode(now[name]) if name in now else None for name in self._names}
+            self._seen, self._changes = now, {name: value for name, value in known.items() if name not in self._without and is_text(name + (value or ""))}
+        return self._changes
 
 
 def _libraries(kernels: Optional[_Path], load: Sequence[_Path]) -> dict[str, tuple[Any, Any]]:
@@ -135,6 +160,7 @@ class Pool:
             options["log_level"] = log_level
         self.world_size = world_size
         self._options = text_of(options, "the options of a Pool")
+        self._environment = _Environment(options["environment"])
         self._handle = Handle(self._options, on_stderr, log)
 
     def run(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,
@@ -168,7 +194,8 @@ class Pool:
         kwargs: of the function, as JSON can express them; it also gets `world`, where it has that parameter. argv: of the script.
         fresh: on ranks that have run no case. own_group: no process group is lent. verdict: a case that fails on used ranks is run once
         more on fresh ones; when it passes there, its `failure.kind` is "polluted".
-        env: variables for this call; None removes one. seed: of Python's, NumPy's and torch's generators.
+        env: variables for this call, beside those that this process has changed since the pool was made; None removes one. seed: of Python's,
+        NumPy's and torch's generators.
         trace: file for a timeline of the call, which ui.perfetto.dev opens.
         """
         return self.run_python(python_case(target, kwargs, argv, env, seed), deadline=deadline, warmup=warmup, repeat=repeat, checks=checks,
@@ -176,8 +203,9 @@ class Pool:
 
     def run_python(self, python: Mapping[str, Any], *, deadline: float = 90.0, trace: Optional[_Path] = None, **more: Any) -> Result:
         """As `call`, of the member `python` of a request, as protocol/README.md has it. more: other members of the request."""
+        env = {} if "pytest" in python else {**self._environment.changes(), **(python.get("env") or {})}  # an item's fixtures set what it needs on the ranks
         members = {**{name: (value, {"warmup": 0, "repeat": 1, "checks": True, "verdict": True}.get(name, False)) for name, value in more.items()},
-                   "python": (dict(python), None)}
+                   "python": ({**python, **({"env": env} if env else {})}, None)}
         return self._result(self._request("run", None, None, None, deadline, None, None, trace, members))
 
     def validate(self, params: Union[Mapping[str, Any], Cell, None] = None, *, case: Optional[str] = None,

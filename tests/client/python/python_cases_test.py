@@ -178,6 +178,28 @@ def test_environment(pool):
     assert "value" not in pool.call(function("environment"), {"name": "OF_CASE"}).ranks[0].extra
 
 
+def test_environment_of_the_caller(pool, monkeypatch):
+    """What has changed since the pool was made, whenever its daemon has started."""
+    def values(of, **options):
+        return {rank.extra.get("value") for rank in of.call(function("environment"), {"name": "OF_CALLER"}, **options).ranks}
+
+    def forget(of):
+        monkeypatch.delenv("OF_CALLER")
+        assert values(of) == {None}
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("OF_BYTES", "\udc80")
+    monkeypatch.setenv("OF_CALLER", "1")
+    assert values(pool) == {"1"} and values(pool, env={"OF_CALLER": "2"}) == {"2"} and values(pool, env={"OF_CALLER": None}) == {None}
+    assert [rank.extra["value"] for rank in pool.call(function("environment"), {"name": "RANK"}).ranks] == ["0", "1"]
+    forget(pool)
+    with cppool.Pool(1, python=True, backend="host", environment={"OF_POOL": "1"}) as another:
+        monkeypatch.setenv("OF_CALLER", "3")
+        monkeypatch.setenv("OF_POOL", "3")
+        assert values(another) == {"3"}
+        assert another.call(function("environment"), {"name": "OF_POOL"}).ranks[0].extra["value"] == "1"
+        forget(another)
+
+
 def test_values_of_the_environment_are_told_nowhere(tmp_path):
     """Not in answers, repeat commands, timelines and logs, also where the case fails."""
     value, trace = "the value of a secret", tmp_path / "trace.json"

@@ -244,6 +244,12 @@ class TestLent(DistributedTest):
 class TestAlone(DistributedTest):
     init_distributed = set_dist_env = False
     def test(self): assert not dist.is_initialized() and "RANK" not in os.environ
+@pytest.fixture
+def variable(monkeypatch): monkeypatch.setenv("OF_TEST", "1")
+class TestVariable(DistributedTest):
+    @pytest.mark.usefixtures("variable")
+    def test(self): assert os.environ["OF_TEST"] == "1"
+    def test_after(self): assert "OF_TEST" not in os.environ
 class TestSeesNoOther(DistributedTest):
     @pytest.mark.parametrize("number", [1, 2])
     def test_seen(self, number):
@@ -266,7 +272,7 @@ def test_deepspeeds_tests(tmp_path):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.path.join(BUILD, "python")}
     done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "cppool.deepspeed", "test_suite.py"], cwd=tmp_path,
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-    assert "1 failed, 8 passed, 2 skipped" in done.stdout, done.stdout
+    assert "1 failed, 10 passed, 2 skipped" in done.stdout, done.stdout
     assert "ValueError: planted" in done.stdout and "no moon" in done.stdout and "it needs 5 devices, and there are 4" in done.stdout
 
 
