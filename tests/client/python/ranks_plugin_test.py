@@ -404,6 +404,35 @@ def test_expected_failures(tmp_path):
     assert "[XPASS(strict)]" in cases["test_strict_of_none[W2]"].find("failure").get("message")
 
 
+EXPECTED_FAILURES_OF_UNITTEST = """
+import os, time, unittest
+
+class TestIt(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_all(self): self.fail()
+    @unittest.expectedFailure
+    def test_of_one(self): self.assertEqual(os.environ["RANK"], "0")
+    @unittest.expectedFailure
+    def test_of_first(self): self.assertEqual(os.environ["RANK"], "1")
+    @unittest.expectedFailure
+    def test_others_wait(self):
+        self.assertEqual(os.environ["RANK"], "0")
+        time.sleep(1000)
+    @unittest.expectedFailure
+    def test_of_none(self): pass
+    def test_says_so(self):
+        if os.environ["RANK"] == "0":
+            self.fail("Unexpected success")
+"""
+
+
+def test_expected_failures_of_unittest(tmp_path):
+    cases, output = run(tmp_path, "--cppool-ranks=2", text=EXPECTED_FAILURES_OF_UNITTEST)
+    expected = dict.fromkeys(["test_all", "test_of_one", "test_of_first", "test_others_wait"], "skipped")
+    assert {name: outcome(case) for name, case in cases.items()} == {**expected, "test_of_none": "failure", "test_says_so": "failure"}, output
+    assert "4 xfailed" in output and "Unexpected success" in cases["test_of_none"].find("failure").get("message")
+
+
 FIXTURES_OF_SIZES = """
 import os
 import cppool, pytest

@@ -18,6 +18,12 @@ if hasattr(_pytest.assertion.rewrite, "_read_pyc"):
     _pytest.assertion.rewrite._read_pyc = lambda *_, **__: None
 
 
+def is_unexpected_success(item, report):
+    """It is not told: another rank may fail as expected. Where none does, the reports say it."""
+    of_unittest = any(getattr(getattr(item, name, None), "__unittest_expecting_failure__", False) for name in ("obj", "cls"))
+    return report.failed and str(report.longrepr).startswith(("[XPASS(strict)]", "Unexpected success") if of_unittest else "[XPASS(strict)]")
+
+
 class Items:
     def __init__(self, rank, frame):
         self.rank, self.frame = rank, frame
@@ -60,8 +66,7 @@ class Items:
         if len(json.dumps(texts, default=str)) > MAX_REPORTS:
             for text in texts:
                 text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
-        # An unexpected success is not told: another rank may fail as expected. Where none does, the reports say it.
-        told = [report for report in self.reports if report.failed and not str(report.longrepr).startswith("[XPASS(strict)]")]
+        told = [report for report in self.reports if report.failed and not is_unexpected_success(item, report)]
         skipped = next((report for report in self.reports if report.skipped), None)
         if not self.failure and told:  # as another plugin has judged it
             self.failure = self.outcome("failed", "mismatch", str(told[0].longrepr))
@@ -179,5 +184,5 @@ class Items:
         self.reports.append(report)
 
     def pytest_exception_interact(self, node, call, report):
-        if self.world is not None and not self.failure and report.when != "collect":
+        if self.world is not None and not self.failure and report.when != "collect" and not is_unexpected_success(node, report):
             self.failure = self.rank.tell(call.excinfo.value, self.world)
