@@ -146,6 +146,8 @@ class Pool:
             "start_limit_ms": _milliseconds(start_limit, "start_limit"), "grace_ms": _milliseconds(grace, "grace"),
             "kill_grace_ms": _milliseconds(kill_grace, "kill_grace"), "idle_exit_ms": _milliseconds(idle_exit, "idle_exit"),
             "queue_limit_ms": _milliseconds(queue_limit, "queue_limit")}
+        if python == "":
+            raise ValueError("python is the path of an interpreter, True for the one that runs this, or None for ranks that are threads, not ''")
         if preload and not python:
             raise ValueError("preload is for ranks that are processes: give python=True, or its path, too")
         if python:

@@ -233,3 +233,5 @@ def test_a_pool_that_cannot_start(options, text):
     assert caught.value.kind == "start" and text in str(caught.value)
     with pytest.raises(ValueError, match="python=True"):
         cppool.Pool(1, preload=["torch"])
+    with pytest.raises(ValueError, match="python is the path of an interpreter, True"):
+        cppool.Pool(1, python="")
