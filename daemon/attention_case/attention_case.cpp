@@ -28,6 +28,7 @@ struct Prepared {
   Json params;
   kernels::AttentionSpec spec;
   std::shared_ptr<const kernels::AttentionFamily> family;
+  Json ran;  // `kernels` of the answer
 };
 
 // Refuses what cannot be one launch on any machine, and takes steps where `one_fits` says that there is too
@@ -61,7 +62,8 @@ cppool_status Validate(cppool_validation* v) {
     const auto bytes = [&] { return kernels::AttentionBytes(family, spec, v->world_size, on_host); };
     SetLaunches(spec, family, v->world_size, [&] { return !on_host && v->has_room(v, bytes()); });
     v->needs(v, bytes());
-    Json names{{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
+    Json& names = prepared->ran;
+    names = {{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
     // A library's kernels multiply what they like.
     if (spec.fp8 && !kernel) {
       const kernels::Capabilities can = family.capabilities(kernels::RequestOf(spec));
@@ -144,9 +146,11 @@ class Report : public kernels::AttentionReport {
 
 cppool_status Run(cppool_case_context* c) {
   try {
-    const auto& [params, spec, family] = *static_cast<const Prepared*>(c->prepared);
-    Json about{
-        {"parameters", params}, {"world_size", c->runtime->world_size}, {"backend", c->runtime->backend}};
+    const auto& [params, spec, family, ran] = *static_cast<const Prepared*>(c->prepared);
+    Json about{{"parameters", params},
+               {"kernels", ran},
+               {"world_size", c->runtime->world_size},
+               {"backend", c->runtime->backend}};
     Report report(c, &about["tolerances"]);
     // Adjacent ranks exchange heads, and those of a node are adjacent.
     const kernels::Place place = kernels::PlaceOf(c->runtime);

@@ -239,6 +239,7 @@ TEST_CASE("a falsified dump fails its check") {
   const Json index = Json::parse(ReadFile(folder / "good" / "index.json"));
   CHECK(index.at("world_size") == 2);
   CHECK(index.at("backend") == "host");
+  CHECK(index.at("kernels").at("family") == "host");
   CHECK(index.at("parameters").at("num_heads") == 4);
   CHECK(index.at("files").at("dq.npy").at("axes") == Json{"token", "head", "dim"});
   CHECK(index.at("files").at("dq_no_cp.npy").at("run") == "no_cp");
