@@ -267,6 +267,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     } else {
       step.arrived.Wait(rt_->stream);
     }
+    args.beside_transfers = groups_.ring_by_kernels && use_.MovesUnderForward(i);
     attend(*step.plan, BlockOf(i, own), i == 0, i == use_.last_attended);
     if (i > 0) slot_read_[SlotOf(i)].Record(rt_->stream);
   }
@@ -275,6 +276,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     for (std::size_t i = 1; i < steps_.size(); ++i) {
       if (steps_[i].attends) steps_[i].arrived.Wait(rt_->stream);
     }
+    args.beside_transfers = false;  // all keys are here
     Block block = BlockOf(1, own);
     block.k.scale = own.k.scale;  // the scales of all ranks are the same
     block.v.scale = own.v.scale;
@@ -344,6 +346,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     zero(args.dv, buffers_.dv_sum, spec_.dim_v);
   }
   const auto add_own = [&](const BlockPlan& plan, bool first, bool last) {
+    args.beside_transfers = groups_.ring_by_kernels && use_.MovesUnderBackward(0);
     AddGradients(t, args,
                  {&plan,
                   own,
@@ -371,6 +374,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
         for (const Buffer* part : {&buffers_.dk_part[slot], &buffers_.dv_part[slot]})
           Zero(part->get(), part->bytes());
       }
+      args.beside_transfers = groups_.ring_by_kernels && use_.MovesUnderBackward(i);
       AddGradients(t, args,
                    {step.plan.get(),
                     BlockOf(i, own),

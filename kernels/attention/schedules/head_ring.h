@@ -19,6 +19,7 @@ struct HeadRingGroups {
   Group world;
   Group heads;
   Group ring;
+  bool ring_by_kernels = false;  // its transfers are kernels on the device
 };
 
 class HeadRingSchedule : public Schedule {

@@ -85,8 +85,13 @@ HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& famil
       one_launch(spec.launches == Launches::kOne && ring.steps.size() > 1 && !exchanges) {
   if (one_launch) slots = ring.steps.size() - 1;
   for (std::size_t i = 0; i < ring.steps.size(); ++i) {
-    if (ring.steps[i].attends[static_cast<std::size_t>(position)]) last_attended = i;
-    serves += ring.Serves(ring.steps[i], position);
+    const bool attends = ring.steps[i].attends[static_cast<std::size_t>(position)],
+               gives = ring.Serves(ring.steps[i], position);
+    if (attends) last_attended = i;
+    serves += gives;
+    if (i == 0 || !(attends || gives)) continue;
+    if (first_moved == 0) first_moved = i;
+    last_moved = i;
   }
   sums_gradients = serves > 0 || heads.replicated;
 

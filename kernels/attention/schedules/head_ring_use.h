@@ -62,11 +62,17 @@ struct HeadRingUse {
   int heads_per_piece = 0;                 // one_launch: of keys and values, see ArrivingKeys
   std::size_t serves = 0;                  // how many others add to the gradients of this position's block
   bool sums_gradients = false;  // dk and dv of this position's block are sums, in fp32 until the end
+  // The first and the last step by which this position's blocks or others' move; 0: there are none.
+  std::size_t first_moved = 0, last_moved = 0;
   // The backward pass attends to the later chunks of the own block first and to the earlier ones last, under
   // which others' keys come and gradients return. Else both are empty.
   Layout later_keys, earlier_keys;
 
   bool splits_own() const { return !later_keys.segments.empty(); }
+  // Whether transfers of the ring go on under the calls on the block of a step: keys and values come under
+  // calls of earlier steps, gradients return under those of later ones and of the own block's last part.
+  bool MovesUnderForward(std::size_t step) const { return step < last_moved; }
+  bool MovesUnderBackward(std::size_t step) const { return step < last_moved || step > first_moved; }
 
   std::size_t QueryElements(int dim) const {
     return static_cast<std::size_t>(block_q * block.request.shape.heads * dim);

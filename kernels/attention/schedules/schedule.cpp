@@ -1,6 +1,7 @@
 #include "kernels/attention/schedule.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "kernels/attention/schedules/fp8_schedule.h"
@@ -70,6 +71,7 @@ std::unique_ptr<Schedule> MakeCpSchedule(cppool_runtime* runtime, RankKernels& k
   const int a2a_size = A2aSizeOf(spec, groups.world.size), ring_size = groups.world.size / a2a_size;
   if (a2a_size > 1) groups.heads = group(a2a_size, 1);
   if (ring_size > 1) groups.ring = group(ring_size, a2a_size);
+  groups.ring_by_kernels = !copies && std::string_view(runtime->transport) == "nccl";
   return std::make_unique<HeadRingSchedule>(runtime, kernels, spec, groups);
 }
 

@@ -23,6 +23,12 @@ namespace {
 // Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
+// What a kernel leaves to those that move keys beside it: thread blocks here stay to the end of the launch,
+// and their shared memory leaves no room for another. A long call would lose more than the transfer takes
+// when it comes after it (tests/measure/README.md, "Copies beside NCCL").
+constexpr int kTransferMultiprocessors = 24;
+constexpr std::int64_t kLongCall = 16384;  // rows of queries by query heads per key/value head
+
 // Memory that starts every launch as 0: an item counter, padded, and a fixed order's turns.
 constexpr std::size_t kScheduleBytes = 64;
 std::size_t TurnBytes(const KernelRequest& request, std::int64_t blocks) {
@@ -281,7 +287,7 @@ class Sm90Kernel : public AttentionKernel {
     call.softmax_offset = args.softmax_offset;
     call.max_logit = args.max_logit;
     call.schedule = plan.schedule();
-    call.multiprocessors = multiprocessors_;
+    call.multiprocessors = MultiprocessorsOf(args.beside_transfers, shape, plan.rows_q());
     call.first = args.first;
     call.last = args.last;
     call.fp8 = {args.q.scale, args.k.scale, args.v.scale, nullptr, nullptr, args.p_scale, nullptr};
@@ -320,7 +326,7 @@ class Sm90Kernel : public AttentionKernel {
     call.schedule = plan.backward_schedule();
     if (plan.turn_bytes() > 0) call.turns = call.schedule + kScheduleBytes / sizeof(int);
     call.state_bytes = kScheduleBytes + plan.turn_bytes();
-    call.multiprocessors = multiprocessors_;
+    call.multiprocessors = MultiprocessorsOf(args.beside_transfers, shape, plan.rows_q());
     call.query_first = args.query.first, call.query_last = args.query.last;
     call.key_first = args.key.first, call.key_last = args.key.last;
     call.fp8 = {args.q.scale,        args.k.scale,       args.v.scale,      args.dout.scale,
@@ -380,6 +386,10 @@ class Sm90Kernel : public AttentionKernel {
     if (!bias.tensor.data) return {};
     return plan.BiasTensorOf(bias.tensor.data, shape.heads, bias.batch_stride, bias.head_stride,
                              bias.query_stride);
+  }
+  int MultiprocessorsOf(bool beside_transfers, const KernelShape& shape, std::int64_t rows_q) const {
+    const bool leaves = beside_transfers && rows_q * shape.group <= kLongCall;
+    return leaves ? std::max(multiprocessors_ - kTransferMultiprocessors, 2) : multiprocessors_;
   }
   static const BlockPlan* General(const sm90::Plan& plan) {
     if (!plan.general()) Misused("a plan that is for less than this call");

@@ -117,6 +117,9 @@ struct ForwardArgs {
   bool first = true;
   bool last = true;
   ArrivingKeys arriving;  // only with Capabilities::arriving_piece_bytes, when first and last
+  // Kernels of a communicator move data under the call: a kernel with a thread block per multiprocessor
+  // leaves them some. The results are the same.
+  bool beside_transfers = false;
   float p_scale = 0;  // P * p_scale is rounded to E4M3 for the product with v; 0: P is rounded to the dtype
   void* workspace = nullptr;  // of AttentionFamily::WorkspaceBytes; its content is undefined
 };
@@ -174,8 +177,9 @@ struct BackwardArgs {
   float* dk_accumulator = nullptr;  // [rows_kv, kv_heads, dim_qk]
   float* dv_accumulator = nullptr;  // [rows_kv, kv_heads, dim_v]
   TensorOut dq, dk, dv;
-  BiasGradient dbias;         // only with Capabilities::bias_with_gradients; NULL: there is none
-  void* workspace = nullptr;  // as in ForwardArgs
+  BiasGradient dbias;             // only with Capabilities::bias_with_gradients; NULL: there is none
+  bool beside_transfers = false;  // as in ForwardArgs
+  void* workspace = nullptr;      // as in ForwardArgs
 };
 
 class AttentionKernel {
