@@ -38,6 +38,7 @@ struct SpeedShape {
   bool bias_heads = false;      // a tensor has shape 1hss, else 11ss, whose gradient is summed over heads too
   std::int32_t window = kOpen;  // a query sees so many keys before its own
   bool fp8 = false;             // the recipe current; the dtype is bf16
+  bool keys_repeat = false;     // every 128: no maximum of a row rises after the second block of 128 keys
 
   Band band() const { return {-window, causal ? 0 : kOpen}; }
 };
@@ -60,6 +61,10 @@ constexpr SpeedShape kShapes[] = {
      kOpen, true},
     {"fp8 long 1x16384 d64", 1, 16384, 16, 16, 64, 64, true, Dtype::kBf16, BiasType::kNone, false, kOpen,
      true},
+    {"fp8 long repeated keys 1x16384 d128", 1, 16384, 16, 16, 128, 128, true, Dtype::kBf16, BiasType::kNone,
+     false, kOpen, true, true},
+    {"fp8 long repeated keys 1x16384 d64", 1, 16384, 16, 16, 64, 64, true, Dtype::kBf16, BiasType::kNone,
+     false, kOpen, true, true},
     {"fp8 long 1x16384 d256", 1, 16384, 16, 16, 256, 256, true, Dtype::kBf16, BiasType::kNone, false, kOpen,
      true},
     {"gqa 2x4096 d64", 2, 4096, 64, 8, 64, 64, true},
@@ -256,6 +261,10 @@ bool Measure(const Device& device, const char* family, const SpeedShape& speed, 
   if (speed.fp8) {
     for (auto* tensor : {&in.q, &in.k, &in.v}) *tensor = OnGrid(std::move(*tensor), &RoundToE4M3);
     in.dout = OnGrid(std::move(in.dout), &RoundToE5M2);
+  }
+  if (speed.keys_repeat) {
+    const auto block = static_cast<std::size_t>(128 * speed.kv_heads * speed.dim_qk);
+    for (std::size_t i = block; i < in.k.size(); ++i) in.k[i] = in.k[i - block];
   }
   const auto upload = [&](std::vector<float> values) {
     if (speed.fp8) {
