@@ -49,20 +49,14 @@ class Agent {
   explicit Agent(CaseRegistry& registry) : registry_(registry) {}
 
   int Run(const std::string& head) {
-    const auto others_limit = Greet(head);
+    Greet(head);
     RestrainForkedChildren(socket_->fd(), -1);
     watchdog_.emplace(ParentToWatch(), -1,
                       Watchdog::Events{nullptr, [] { End("the launcher's process has gone"); }, nullptr});
-    // Once all others have come; a head that has ended is an end of the connection before that.
-    Json place;
-    try {
-      place = socket_->Next(Clock::now() + others_limit + kConnectLimit);
-    } catch (const std::exception& error) {
-      End("the head at " + head + " has not begun: " + error.what());
-    }
-    if (place.at("frame") != "place") throw StartError("the head sent no frame `place`");
     socket_->Start({[this](Json frame) { Take(std::move(frame)); },
                     [](const std::string& why) { End("the head has gone: " + why); }});
+    const Json place = NextJob();  // once all others have come
+    if (place.at("frame") != "place") throw StartError("the head sent no frame `place`");
     reporter_.emplace([this](std::string_view line) { TellCrash(line); },
                       CrashReporter::Sources{[this](pid_t thread) { return PlaceOf(thread); },
                                              [this](const std::string& file) {
@@ -99,8 +93,7 @@ class Agent {
     _exit(kHeadHasGone);
   }
 
-  // How long the others may take to come.
-  std::chrono::milliseconds Greet(const std::string& head) {
+  void Greet(const std::string& head) {
     const char* const given = std::getenv(kSecretVariable);
     const std::string secret = given ? given : "";
     unsetenv(kSecretVariable);
@@ -116,13 +109,13 @@ class Agent {
         ConnectTo(head.substr(0, colon), head.substr(colon + 1), Clock::now() + kConnectLimit));
     const AgentPlace place = PlaceFromEnvironment();
     try {
-      return GreetHead(*socket_, secret,
-                       {{"version", Version()},
-                        {"node", NodeName()},
-                        {"pid", getpid()},
-                        {"index", place.index},
-                        {"agents", place.agents}},
-                       Clock::now() + kConnectLimit);
+      GreetHead(*socket_, secret,
+                {{"version", Version()},
+                 {"node", NodeName()},
+                 {"pid", getpid()},
+                 {"index", place.index},
+                 {"agents", place.agents}},
+                Clock::now() + kConnectLimit);
     } catch (const std::exception& error) {
       throw StartError("the head at " + head + " does not take this agent: " + error.what());
     }

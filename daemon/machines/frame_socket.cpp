@@ -25,6 +25,11 @@ using protocol::Json;
 
 constexpr std::size_t kMostFrame = std::size_t{64} << 20;  // a report with many samples and stacks
 constexpr int kFrameNesting = 70;                          // results have up to 60, in a report
+constexpr const char* kEnded = "its connection ended";
+
+std::string Silent() {
+  return "nothing came from it for " + std::to_string(FrameSocket::kSilence.count()) + " s";
+}
 
 Json ParseFrame(const protocol::LineReader::Line& line) {
   if (line.overlong) throw std::runtime_error("it sent a frame that is too long");
@@ -63,9 +68,11 @@ bool FrameSocket::Append() {
     count = recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
   if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+  if (count == 0) return false;
   unknown_ += static_cast<std::size_t>(count);
-  if (count > 0) lines_.Append({buffer.data(), static_cast<std::size_t>(count)});
-  return count > 0;
+  heard_ = Clock::now();
+  lines_.Append({buffer.data(), static_cast<std::size_t>(count)});
+  return true;
 }
 
 Json FrameSocket::Next(Clock::time_point limit) {
@@ -81,7 +88,20 @@ Json FrameSocket::Next(Clock::time_point limit) {
 void FrameSocket::Start(Events events) {
   events_ = std::move(events);
   reader_ = std::thread([this] { Read(); });
-  beater_ = std::thread([this] { Beat(); });
+}
+
+void FrameSocket::BeginBeats() {
+  beater_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "heartbeat");
+    pollfd stop = {stop_.fd(), POLLIN, 0};
+    while (poll(&stop, 1, static_cast<int>(std::chrono::milliseconds(kBeat).count())) == 0)
+      if (!Send({{"frame", "beat"}})) return;
+  });
+}
+
+void FrameSocket::CheckAlive() {
+  if (!Append()) throw std::runtime_error(kEnded);
+  if (heard_ + kSilence < Clock::now()) throw std::runtime_error(Silent());
 }
 
 void FrameSocket::Read() {
@@ -95,22 +115,15 @@ void FrameSocket::Read() {
       }
       pollfd ready = {socket_.get(), POLLIN, 0};
       if (poll(&ready, 1, static_cast<int>(std::chrono::milliseconds(kSilence).count())) == 0)
-        throw std::runtime_error("nothing came from it for " + std::to_string(kSilence.count()) + " s");
+        throw std::runtime_error(Silent());
       more = Append();
     }
-    why = "its connection ended";
+    why = kEnded;
   } catch (const std::exception& error) {
     why = error.what();
   }
   Shut();
   events_.gone(why);
-}
-
-void FrameSocket::Beat() {
-  pthread_setname_np(pthread_self(), "heartbeat");
-  pollfd stop = {stop_.fd(), POLLIN, 0};
-  while (poll(&stop, 1, static_cast<int>(std::chrono::milliseconds(kBeat).count())) == 0)
-    if (!Send({{"frame", "beat"}})) return;
 }
 
 bool FrameSocket::Send(const Json& frame) {

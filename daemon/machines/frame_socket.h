@@ -37,6 +37,10 @@ class FrameSocket {
   // Before Start: the next frame, of at most kMostUnknown bytes with what came before. Throws
   // std::runtime_error: it has gone, has sent what is no frame, or nothing by `limit`.
   protocol::Json Next(Clock::time_point limit);
+  // After the handshake: from now on a thread says that this process is there.
+  void BeginBeats();
+  // Between that and Start. Throws std::runtime_error: it has gone, or nothing came from it for kSilence.
+  void CheckAlive();
   void Start(Events events);
 
   // Any thread. False: the other side has gone, or has read nothing for kSilence.
@@ -48,13 +52,13 @@ class FrameSocket {
 
  private:
   void Read();
-  void Beat();
   bool Append();  // false: at the end
 
   base::UniqueFd socket_;
   const base::Event stop_;
   protocol::LineReader lines_;
-  std::size_t unknown_ = 0;  // bytes that have come before Start
+  std::size_t unknown_ = 0;                 // bytes that have come before Start
+  Clock::time_point heard_ = Clock::now();  // when the latest bytes came
   Events events_;
   std::mutex sending_;
   std::thread reader_, beater_;

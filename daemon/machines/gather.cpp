@@ -90,11 +90,11 @@ struct Greeted {
 };
 
 void Greet(const std::shared_ptr<Greeted>& greeted, int number, std::unique_ptr<FrameSocket> frames,
-           const std::string& secret, Clock::time_point limit) {
+           const std::string& secret) {
   Json about;
   std::string why;
   try {
-    about = GreetAgent(*frames, secret, Clock::now() + kGreetLimit, limit);
+    about = GreetAgent(*frames, secret, Clock::now() + kGreetLimit);
   } catch (const std::exception& error) {
     why = frames->peer_address() + ": " + error.what();
   }
@@ -205,8 +205,8 @@ std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, in
         auto frames = std::make_unique<FrameSocket>(std::move(socket));
         const int number = ++greeted->begun;
         greeted->under_way[number] = {Clock::now(), frames.get()};
-        std::thread([greeted, number, secret, limit, frames = std::move(frames)]() mutable {
-          Greet(greeted, number, std::move(frames), secret, limit);
+        std::thread([greeted, number, secret, frames = std::move(frames)]() mutable {
+          Greet(greeted, number, std::move(frames), secret);
         }).detach();
         greeted->changed.wait_for(lock, std::chrono::milliseconds(5));  // mostly, it is there at once
       }
@@ -221,6 +221,13 @@ std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, in
       throw StartError(
           "--launch: " + launcher->name() + " " + *ended + " when " + so_far() + "; see its output",
           FailureKind::kInternal);
+    for (const GreetedAgent& agent : agents) try {
+        agent.socket->CheckAlive();
+      } catch (const std::exception& error) {
+        throw StartError(
+            "--launch: the agent on node " + agent.node + " was lost when " + so_far() + ": " + error.what(),
+            FailureKind::kInternal);
+      }
     if (Clock::now() >= limit)
       throw StartError("--launch: the agents did not come in time: " + so_far(), FailureKind::kTimeout);
   }

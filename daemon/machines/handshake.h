@@ -3,7 +3,6 @@
 // networks whose hosts are trusted.
 #pragma once
 
-#include <chrono>
 #include <string>
 
 #include "daemon/machines/frame_socket.h"
@@ -14,12 +13,11 @@ namespace cppool::daemon {
 inline constexpr const char* kSecretVariable = "CPPOOL_SECRET";
 
 // At the head: what the agent says of itself. Throws std::runtime_error: it is none, or has another secret.
-// `all_limit`: until when the head waits for all agents, which this one is told.
+// From its end on both sides send heartbeats.
 protocol::Json GreetAgent(FrameSocket& socket, const std::string& secret,
-                          FrameSocket::Clock::time_point limit, FrameSocket::Clock::time_point all_limit);
-// At the agent, which says `about`: how long the head will wait for the others. Throws std::runtime_error:
-// there is no head, or it has another secret.
-std::chrono::milliseconds GreetHead(FrameSocket& socket, const std::string& secret, protocol::Json about,
-                                    FrameSocket::Clock::time_point limit);
+                          FrameSocket::Clock::time_point limit);
+// At the agent, which says `about`. Throws std::runtime_error: there is no head, or it has another secret.
+void GreetHead(FrameSocket& socket, const std::string& secret, protocol::Json about,
+               FrameSocket::Clock::time_point limit);
 
 }  // namespace cppool::daemon

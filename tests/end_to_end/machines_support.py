@@ -149,6 +149,12 @@ class Case(unittest.TestCase):
     def launch(self, agents):
         return f"'{self.script}' {agents}"
 
+    def eventually(self, holds):
+        limit = time.monotonic() + 60
+        while not holds():
+            self.assertLess(time.monotonic(), limit, "it did not come about within a minute")
+            time.sleep(0.01)
+
     def head(self, agents=2, world_size=None, environment=(), **options):
         head = Head(None if agents is None else self.launch(agents), world_size or self.world_size, backend=self.backend,
                     environment={**self.environment, **dict(environment)}, **options)

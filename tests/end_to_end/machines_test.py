@@ -431,6 +431,23 @@ class BadInput(Case):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
         self.refused(path, "in time: 1 of 2 agents had come (", environment={"CPPOOL_START_LIMIT_MS": "4000"})
 
+    def test_an_agent_that_is_lost_before_the_others_come(self):
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & echo $! >&2; wait; sleep 60\n")
+        for number, text in [(signal.SIGKILL, "its connection ended"), (signal.SIGSTOP, "nothing came from it for 10 s")]:
+            with self.subTest(number):
+                head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "60000"})
+                self.addCleanup(self.check_end, head)
+                self.eventually(lambda: any("agent 1 of 2 has come" in line for line in head.stderr))
+                os.kill(next(int(line) for line in head.stderr if line.strip().isdigit()), number)
+                self.assertEqual(head.end(60), 2)
+                self.assertRegex("".join(head.stderr), f"the agent on node .* was lost when 1 of 2 agents had come \\(.*\\): {text}")
+
+    def test_a_long_sentinel(self):
+        """It is in a frame to the agents."""
+        done = subprocess.run([DAEMON, "--world-size=2", "--backend=host", f"--sentinel={'x' * 5000}", f"--launch={self.launch(2)}"], input='{"op": "hello"}\n',
+                              env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout[:5001]), (0, "x" * 5000 + "{"), done.stderr)
+
     def test_a_launcher_that_does_not_end(self):
         """What is known is written before its end is waited for."""
         path = self.script_of("trap '' TERM\nCPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60 & wait; wait\n")

@@ -117,9 +117,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (input.empty()) return 0;
   const std::string_view rest = input.substr(1);
   if (input[0] == 'h')
-    MustRefuse(rest, [](FrameSocket& socket, auto limit) {
-      cppool::daemon::GreetAgent(socket, kSecret, limit, limit);
-    });
+    MustRefuse(rest,
+               [](FrameSocket& socket, auto limit) { cppool::daemon::GreetAgent(socket, kSecret, limit); });
   else if (input[0] == 'a')
     MustRefuse(rest, [](FrameSocket& socket, auto limit) {
       cppool::daemon::GreetHead(socket, kSecret, {{"node", "a"}}, limit);
