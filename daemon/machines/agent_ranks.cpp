@@ -36,7 +36,7 @@ AgentRanks::AgentRanks(UnderWay& under_way, Agents& agents, Options options, Clo
   try {
     protocol::ListRequest given;
     given.load = options_.case_files;
-    case_digests_ = libraries_.Send(given.load, {}, agents_.links(), limit);
+    case_digests_ = libraries_.Send(given.load, {}, agents_, limit);
     if (!given.load.empty()) Cases(given, limit);
   } catch (const Refusal& refusal) {
     throw StartError(std::string("--case ") + refusal.what(), refusal.kind());
@@ -110,7 +110,7 @@ void AgentRanks::SendLibraries(const std::vector<std::string>& named, std::vecto
     load.push_back(file);
     digests.emplace(file, digest);
   }
-  digests = libraries_.Send(all, std::move(digests), agents_.links(), until);
+  digests = libraries_.Send(all, std::move(digests), agents_, until);
 }
 
 Json AgentRanks::Cases(const protocol::ListRequest& request, Clock::time_point until) {
@@ -166,7 +166,7 @@ RunResult AgentRanks::Run(const protocol::RequestQueue::Entry& incoming, const s
 
   RankRunners runners;
   for (const auto& agent : agents_.links())
-    runners.push_back(std::make_shared<AgentRunner>(*agent, agents_.launcher(), number_ + 1));
+    runners.push_back(std::make_shared<AgentRunner>(*agent, agents_, number_ + 1));
   number_ += 2;
   const auto run = std::make_shared<CaseRun>(
       std::move(runners), prepared, std::shared_ptr<protocol::RunControl>(incoming, &incoming->control),

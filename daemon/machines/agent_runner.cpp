@@ -3,7 +3,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "daemon/machines/agents.h"
 #include "kernels/error.h"
 
 namespace cppool::daemon {
@@ -92,8 +91,8 @@ void AgentRunner::Serve(int rank, std::uint64_t number, Meeting& meeting, const 
   if (!begun) meeting.Begin(rank, false);
   meeting.Leave(rank, lost.failure.status);
   // The cause is told first: the grace for those that only felt it does not wait for the launcher.
-  if (const auto launcher = launcher_.Ended(Clock::now() + kLauncherTime))
-    lost.failure.text += "; the launcher " + launcher_.name() + " " + *launcher;
+  if (const auto launcher = agents_.launcher().Ended(Clock::now() + kLauncherTime))
+    lost.failure.text += "; the launcher " + agents_.launcher().name() + " " + *launcher;
   lost.phase = RankPhase::kDone;
   lost.needs_probe = true;
   sink(std::move(lost));
@@ -135,8 +134,7 @@ void AgentRunner::MoveTrace(RunTrace& trace) {
   for (int i = 0; i < place().ranks; ++i) {
     const auto answer =
         agent_.Ask({{"frame", "trace"}, {"rank", place().first + i}}, Clock::now() + kTraceLimit);
-    if (!answer || !answer->contains("trace"))
-      throw RanksLost(agent_.Name() + " has not sent its trace", agent_.node());
+    if (!answer || !answer->contains("trace")) agents_.ThrowLost(agent_, "has not sent its trace");
     trace.ranks.push_back(TraceRankFrom(answer->at("trace")));
     trace.ranks.back().node = agent_.node();
   }

@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/machines/agent_link.h"
-#include "daemon/machines/launcher.h"
+#include "daemon/machines/agents.h"
 #include "daemon/rank_runner.h"
 
 namespace cppool::daemon {
@@ -18,8 +17,8 @@ namespace cppool::daemon {
 class AgentRunner : public RankRunner, public std::enable_shared_from_this<AgentRunner> {
  public:
   // Both outlive it. The agent has prepared the run. `number`: of frames, never used twice, nor is the next.
-  AgentRunner(AgentLink& agent, Launcher& launcher, std::uint64_t number)
-      : agent_(agent), launcher_(launcher), number_(number) {}
+  AgentRunner(AgentLink& agent, Agents& agents, std::uint64_t number)
+      : agent_(agent), agents_(agents), number_(number) {}
 
   const kernels::Place& place() const override { return agent_.place(); }
   void Start(std::shared_ptr<Meeting> meeting, Sink sink) override;
@@ -38,7 +37,7 @@ class AgentRunner : public RankRunner, public std::enable_shared_from_this<Agent
   RankReport LostReport(int rank, Meeting& meeting) const;
 
   AgentLink& agent_;
-  Launcher& launcher_;
+  Agents& agents_;
   const std::uint64_t number_;
   std::shared_ptr<Meeting> meeting_;  // of the run
 };

@@ -153,10 +153,7 @@ std::map<std::string, NodeClock> Agents::Clocks(Clock::time_point until) {
       const std::int64_t before = kernels::TraceClockNs();
       const auto answer = agent->Ask({{"frame", "clock"}}, until);
       const std::int64_t after = kernels::TraceClockNs(), error = (after - before) / 2 + 1;
-      if (!answer && FindLost()) throw RanksLost(*FindLost());
-      if (!answer)
-        throw RanksLost(agent->Name() + " does not say what time it is", agent->node(),
-                        FailureKind::kTimeout);
+      if (!answer) ThrowLost(*agent, "has not said what time it is");
       if (error < best.error_ns) best = {answer->at("ns").get<std::int64_t>() - before - error, error};
     }
     clocks[agent->node()] = best;
@@ -170,6 +167,11 @@ std::optional<RanksLost> Agents::FindLost() const {
 }
 
 void Agents::CheckGone() const {
+void Agents::ThrowLost(const AgentLink& agent, const std::string& has_not) const {
+  if (const auto lost = FindLost()) throw RanksLost(*lost);
+  throw RanksLost(agent.Name() + " " + has_not, agent.node(), FailureKind::kTimeout);
+}
+
   if (const auto lost = FindLost(); lost && options_.lost) options_.lost(lost->what());
 }
 

@@ -72,6 +72,8 @@ class Agents {  // never destroyed
   std::map<std::string, NodeClock> Clocks(Clock::time_point until);  // by node; throws RanksLost
   // Of the agent that was the first to go: others may go for that.
   std::optional<RanksLost> FindLost() const;
+  // Throws it, or that this one "has not" done what it was asked for in time.
+  [[noreturn]] void ThrowLost(const AgentLink& agent, const std::string& has_not) const;
   // Ends the daemon where one has gone.
   void CheckGone() const;
 

@@ -8,7 +8,6 @@
 #include "base/digest.h"
 #include "base/file_cache.h"
 #include "daemon/library.h"
-#include "daemon/machines/agents.h"
 #include "daemon/prepare.h"
 #include "kernels/error.h"
 
@@ -35,13 +34,13 @@ std::string ContentOf(const std::string& file, const std::string& wanted) {
 
 std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::string>& files,
                                                        std::map<std::string, std::string> digests,
-                                                       const std::vector<std::unique_ptr<AgentLink>>& agents,
+                                                       const Agents& agents,
                                                        std::chrono::steady_clock::time_point until) try {
   for (const std::string& file : files) {
     std::string& digest = digests[file];
     std::optional<std::string> bytes;
     if (digest.empty()) digest = digests_.Of(file);
-    for (const auto& agent : agents) {
+    for (const auto& agent : agents.links()) {
       if (sent_.contains({agent.get(), digest})) continue;
       // Nothing, to begin with: it may have a copy.
       for (std::size_t at = 0, end = 0;; end = std::min(at + kPart, bytes->size())) {
@@ -53,12 +52,7 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
                         {"size", end > 0 ? bytes->size() : 0},
                         {"data", end > 0 ? ToBase64(std::string_view(*bytes).substr(at, end - at)) : ""}},
                        until);
-        if (!answer)
-          throw RanksLost(
-              agent->Name() +
-                  (agent->Gone().empty() ? " has not taken " + file : " is lost: " + agent->Gone()),
-              agent->node(),
-              agent->Gone().empty() ? protocol::FailureKind::kTimeout : protocol::FailureKind::kInternal);
+        if (!answer) agents.ThrowLost(*agent, "has not taken " + file);
         if (answer->contains("kind"))
           throw Refusal(protocol::FailureKind::kInvalidRequest,
                         agent->Name() + ": " + answer->at("error").get<std::string>(), agent->node());

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,7 +13,7 @@
 #include "base/file_cache.h"
 #include "daemon/library.h"
 #include "daemon/library_store.h"
-#include "daemon/machines/agent_link.h"
+#include "daemon/machines/agents.h"
 
 namespace cppool::daemon {
 
@@ -22,11 +21,9 @@ namespace cppool::daemon {
 class LibrarySender {
  public:
   // Sees to it that every agent has the libraries, and returns the digests to ask for. `digests`: those that
-  // the request wants, by file; others are the files' of now. Throws Refusal, and RuntimeError for an agent
-  // that has not answered by `until`.
+  // the request wants, by file; others are the files' of now. Throws Refusal and RanksLost.
   std::map<std::string, std::string> Send(const std::vector<std::string>& files,
-                                          std::map<std::string, std::string> digests,
-                                          const std::vector<std::unique_ptr<AgentLink>>& agents,
+                                          std::map<std::string, std::string> digests, const Agents& agents,
                                           std::chrono::steady_clock::time_point until);
 
  private:

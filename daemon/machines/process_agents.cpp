@@ -135,10 +135,11 @@ AgentServers::AgentServers(Agents& agents, std::string python, std::vector<std::
 
 Json AgentServers::Ask(AgentLink& agent, const Json& frame, Clock::time_point until) {
   auto answer = agent.Ask(frame, until);
-  if (!answer)
-    throw StartError(
-        agent.Name() + (agent.Gone().empty() ? " has not answered in time" : " is lost: " + agent.Gone()),
-        protocol::FailureKind::kInternal);
+  if (!answer) {
+    const std::string lost = Lost();
+    throw StartError(lost.empty() ? agent.Name() + " has not answered in time" : lost,
+                     protocol::FailureKind::kInternal);
+  }
   if (answer->contains("kind"))
     throw StartError("node " + agent.node() + ": " + TextOf(*answer, "error"), KindIn(*answer));
   return std::move(*answer);

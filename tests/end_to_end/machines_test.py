@@ -5,6 +5,7 @@
 
 LIBRARY has a case of the name "odd"; beside it is libcppool_test_kernel_naive.so.
 """
+import contextlib
 import os
 import shutil
 import signal
@@ -307,17 +308,27 @@ class Failures(Kills, Faults, Threads):
         self.assertIn(f"node {nodes[1]['node']} ({rank_list(self.world_size // 2, self.world_size)}) has not answered in time", answer["error"])
 
     def test_the_first_agent_to_go_is_named(self):
-        """The others go for that: the head ends the launcher."""
-        for _ in range(10):
-            head = self.head()
-            nodes = head.nodes()
-            os.kill(nodes[1]["pid"], signal.SIGKILL)
-            time.sleep(0.004)  # it is noticed now, and the launcher is about to end
-            try:
-                answer = head.run(self.params)
-            except (AssertionError, BrokenPipeError):  # it has ended before the request
-                continue
-            self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+        """The other one goes while it is asked for something."""
+        def readers(head):
+            count = 0
+            for task in os.listdir(f"/proc/{head.process.pid}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{head.process.pid}/task/{task}/comm") as file:
+                    count += file.read() == "frames\n"
+            return count
+
+        for more in ({}, {"load": [LIBRARY]}):
+            with self.subTest(more):
+                head = self.head()
+                nodes = head.nodes()
+                os.kill(nodes[0]["pid"], signal.SIGSTOP)
+                head.send(op="validate", params=self.params, **more)
+                self.eventually(lambda: head.ask(op="status")["running"])
+                os.kill(nodes[1]["pid"], signal.SIGKILL)
+                self.eventually(lambda: readers(head) == 1)
+                os.kill(nodes[0]["pid"], signal.SIGKILL)
+                answer = head.answer()
+                self.assertEqual((answer["failure"]["kind"], answer["failure"]["node"]), ("internal", nodes[1]["node"]), answer)
+                self.assertEqual(head.end(), 3)
 
     def test_a_stopped_agent_is_missed_by_its_heartbeat(self):
         answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
