@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "daemon/log.h"
+#include "daemon/process.h"
 
 namespace cppool::daemon {
 namespace {
@@ -54,15 +55,6 @@ std::string TargetOf(int fd) {
 bool HasChildren() {
   siginfo_t info{};
   return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
-}
-
-std::set<int> Children(const std::set<int>& threads) {
-  std::set<int> children;
-  for (const int thread : threads) {
-    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/children");
-    for (int child = 0; file >> child;) children.insert(child);
-  }
-  return children;
 }
 
 // OpenMP's threads wait for the next parallel region of the thread that has made them.
@@ -116,7 +108,7 @@ void Leftovers::BeginRun(std::size_t opened) {
 void Leftovers::Forget() {
   known_threads_ = threads_.List();
   known_fds_ = fds_.List();
-  known_processes_ = HasChildren() ? Children(known_threads_) : std::set<int>();
+  known_processes_ = HasChildren() ? ChildProcesses() : std::set<int>();
   known_groups_ = Groups();
 }
 
@@ -159,7 +151,7 @@ Leftovers::Found Leftovers::Look() {
         .push_back(std::to_string(fd) + " (" + target + ")");
   }
   if (!HasChildren()) return found;
-  for (const int child : Children(threads_.last())) {
+  for (const int child : ChildProcesses()) {
     if (!known_processes_.contains(child)) found.processes.sure.push_back(std::to_string(child));
   }
   return found;

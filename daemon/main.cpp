@@ -434,6 +434,7 @@ class Daemon {
 
   // The watchdog's thread calls this, and the next one. Must not wait for anything that may be stuck.
   void DeadlinePassed() {
+    if (Agents* const agents = agents_; agents && phase_ == Phase::kEnding) agents->launcher().Kill();
     if (phase_ == Phase::kEnding && end_terminated_)
       CrashReporter::EndStuck(getpid(), "had not returned 1 s after SIGTERM", kTerminated);
     if (phase_ == Phase::kEnding)

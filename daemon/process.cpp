@@ -103,6 +103,16 @@ void Restrain() {
 
 }  // namespace
 
+std::set<int> ChildProcesses() {
+  std::set<int> children;
+  std::error_code none;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", none)) {
+    std::ifstream file(thread.path() / "children");
+    for (int child = 0; file >> child;) children.insert(child);
+  }
+  return children;
+}
+
 void RestrainForkedChildren(int requests, int answers) {
   requests_fd = requests;
   answers_fd = answers;

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 namespace cppool::daemon {
@@ -30,6 +31,9 @@ struct Usage {
   std::uint64_t resident_bytes = 0, threads = 0, fds = 0;
 };
 Usage OwnUsage();
+
+// The children of this process, those that nobody has waited for, too.
+std::set<int> ChildProcesses();
 
 // From here on a process that a case forks without exec, which has the daemon's descriptors and handlers and
 // none of its threads, lets go of the pipes of requests and answers, so that the client sees the daemon's

@@ -16,7 +16,8 @@ namespace {
 using protocol::FailureKind;
 using protocol::Json;
 
-constexpr std::chrono::seconds kCloseLimit{3};  // with what SIGTERM needs, within what the end may take
+// Together less than the 5 s after which a client that has sent SIGTERM sends SIGKILL.
+constexpr std::chrono::seconds kCloseLimit{3}, kTermination{1};
 constexpr std::chrono::milliseconds kStartCheck{100};
 constexpr int kClockQuestions = 10;
 
@@ -166,19 +167,19 @@ std::optional<RanksLost> Agents::FindLost() const {
   return first_lost_;
 }
 
-void Agents::CheckGone() const {
 void Agents::ThrowLost(const AgentLink& agent, const std::string& has_not) const {
   if (const auto lost = FindLost()) throw RanksLost(*lost);
   throw RanksLost(agent.Name() + " " + has_not, agent.node(), FailureKind::kTimeout);
 }
 
+void Agents::CheckGone() const {
   if (const auto lost = FindLost(); lost && options_.lost) options_.lost(lost->what());
 }
 
 void Agents::Close() {
   ++busy_;
   for (const auto& agent : links_) agent->Send({{"frame", "close"}});
-  launcher_->End(Clock::now() + kCloseLimit);
+  launcher_->End(Clock::now() + kCloseLimit, kTermination);
 }
 
 void Agents::EndLauncher() {
@@ -188,7 +189,7 @@ void Agents::EndLauncher() {
 
 void Agents::EndUnstarted() {
   ++busy_;
-  if (launcher_) launcher_->End(Clock::now(), std::chrono::seconds(1));
+  if (launcher_) launcher_->End(Clock::now(), kTermination);
 }
 
 }  // namespace cppool::daemon

@@ -13,11 +13,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <sstream>
 #include <system_error>
+#include <thread>
 
 #include "base/poll_timeout.h"
 #include "base/spawn.h"
+#include "daemon/process.h"
 #include "daemon/start_error.h"
 
 namespace cppool::daemon {
@@ -92,6 +95,7 @@ Launcher::Launcher(const std::vector<std::string>& words, const std::vector<std:
   command.arguments.insert(command.arguments.end(), agent.begin(), agent.end());
   command.environment = environment;
   command.environment.push_back("CPPOOL_HEAD_PID=" + std::to_string(getpid()));
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
   const base::UniqueFd none(open("/dev/null", O_RDONLY | O_CLOEXEC));
   try {
     pid_ = base::Spawn(command, none.get(), STDERR_FILENO, STDERR_FILENO);
@@ -112,14 +116,27 @@ std::optional<std::string> Launcher::Ended(Clock::time_point limit) {
   return ended_;
 }
 
-void Launcher::End(Clock::time_point limit, std::chrono::seconds termination) {
+void Launcher::End(Clock::time_point limit, std::chrono::milliseconds termination) {
   if (!Ended(limit)) {
     kill(-pid_, SIGTERM);
     kill(-pid_, SIGCONT);  // what is stopped takes it then
     Ended(Clock::now() + termination);
   }
-  kill(-pid_, SIGKILL);  // what it has left, stopped processes too
-  Ended(Clock::now() + std::chrono::seconds(1));
+  Kill();
+}
+
+void Launcher::Kill() {
+  kill(-pid_, SIGKILL);  // stopped processes, too
+  const auto limit = Clock::now() + std::chrono::seconds(1);
+  Ended(limit);
+  // Each that ends leaves its own children to this process.
+  for (std::set<int> left; !(left = ChildProcesses()).empty() && Clock::now() < limit;) {
+    for (const int child : left) {
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, WNOHANG);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 }  // namespace cppool::daemon

@@ -27,7 +27,8 @@ class Launcher {
   using Clock = std::chrono::steady_clock;
 
   // Starts it without a shell, in a process group of its own, with `environment` ("NAME=value") beside this
-  // process's. What it writes to stdout goes to stderr. Its words end with `agent`. Throws StartError.
+  // process's. What it writes to stdout goes to stderr. Its words end with `agent`. From now on this process
+  // adopts what it leaves behind. Throws StartError.
   Launcher(const std::vector<std::string>& words, const std::vector<std::string>& agent,
            const std::vector<std::string>& environment);
   ~Launcher();  // as End
@@ -38,9 +39,11 @@ class Launcher {
   pid_t pid() const { return pid_; }
   // Any thread. How it has ended, for people; nothing: it has not by `limit`.
   std::optional<std::string> Ended(Clock::time_point limit);
-  // Any thread. Waits for it to end by itself until `limit`; then SIGTERM, and what is left of its process
-  // group after `termination` gets SIGKILL.
-  void End(Clock::time_point limit, std::chrono::seconds termination = std::chrono::seconds(5));
+  // Any thread. Waits for it to end by itself until `limit`; then SIGTERM, and Kill after `termination`. The
+  // client of the head sends that one SIGKILL 5 s after SIGTERM.
+  void End(Clock::time_point limit, std::chrono::milliseconds termination = std::chrono::seconds(3));
+  // Any thread. SIGKILL for what is left of it: its process group, and what this process has adopted.
+  void Kill();
 
  private:
   const std::string name_;

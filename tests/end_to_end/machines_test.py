@@ -471,6 +471,26 @@ class BadInput(Case):
         self.assertIn("in time: 1 of 2 agents had come (", "".join(head.stderr))
         self.assertEqual(head.end(), 2)
 
+    def test_what_a_launcher_leaves_behind_and_what_ignores_sigterm_ends(self):
+        """Also when the head has the time only that a client gives it: 5 s from SIGTERM to SIGKILL."""
+        path = self.script_of("trap '' TERM\nsetsid sh -c 'sleep 600 & sleep 600' &\nCPPOOL_AGENTS=1 \"$@\" &\nwait; sleep 600; sleep 600\n")
+        for ways in (["stdin"], ["SIGTERM"], ["SIGTERM", "SIGTERM"]):
+            with self.subTest(ways):
+                head = Head(path)
+                head.nodes()
+                for way in ways:
+                    if way == "stdin":
+                        head.process.stdin.close()
+                    else:
+                        head.process.send_signal(signal.SIGTERM)
+                        time.sleep(0.5)  # it is ending when the second one comes
+                try:
+                    head.process.wait(30 if ways == ["stdin"] else 5)
+                except subprocess.TimeoutExpired:
+                    head.process.kill()
+                head.end()
+                self.assertEqual(head.left, [])
+
     def test_a_node_that_comes_late(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
         with Head(path) as head:
