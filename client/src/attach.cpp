@@ -16,6 +16,7 @@
 #include "base/words.h"
 #include "client/src/members.h"
 #include "client/src/pool_options.h"
+#include "client/src/shell.h"
 
 extern char** environ;
 
@@ -47,25 +48,15 @@ std::string StampOf(const std::string& program) {
 
 // The words of a launcher, of which the first one, where it is a relative path, begins with the working
 // folder.
-std::string WithWholeProgram(const std::string& words) {
-  const std::size_t begin = words.find_first_not_of(" \t\n");
-  if (begin == std::string::npos) return words;
-  std::string program;
-  char quote = 0;
-  for (const char c : words.substr(begin)) {
-    if (quote == 0 && (c == ' ' || c == '\t' || c == '\n')) break;
-    if (c == quote)
-      quote = 0;
-    else if (quote == 0 && (c == '\'' || c == '"'))
-      quote = c;
-    else
-      program += c;
+std::string WithWholeProgram(const std::string& launch) {
+  std::vector<std::string> words;
+  try {
+    words = base::SplitCommand(launch);
+  } catch (const std::invalid_argument&) {  // the daemon says what is wrong
   }
-  if (program.starts_with('/') || program.find('/') == std::string::npos) return words;
-  std::string folder;
-  for (const char c : std::filesystem::current_path().string() + "/")
-    folder += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return "'" + folder + "'" + words.substr(begin);
+  if (words.empty() || words[0].starts_with('/') || words[0].find('/') == std::string::npos) return launch;
+  words[0] = std::filesystem::absolute(words[0]).string();
+  return ShellCommand(words);
 }
 
 }  // namespace

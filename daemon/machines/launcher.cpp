@@ -20,6 +20,7 @@
 
 #include "base/poll_timeout.h"
 #include "base/spawn.h"
+#include "base/words.h"
 #include "daemon/process.h"
 #include "daemon/start_error.h"
 
@@ -42,36 +43,13 @@ void CheckProgram(const std::string& name) {
 
 }  // namespace
 
-std::vector<std::string> SplitWords(const std::string& text) {
-  std::vector<std::string> words;
-  char quote = 0;
-  bool in_word = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    const bool space = c == ' ' || c == '\t' || c == '\n';
-    if (quote == 0 && space) {
-      in_word = false;
-      continue;
-    }
-    if (!in_word) words.emplace_back();
-    in_word = true;
-    const char next = i + 1 < text.size() ? text[i + 1] : 0;
-    if (quote != 0 && c == quote) {
-      quote = 0;
-    } else if (quote == 0 && (c == '\'' || c == '"')) {
-      quote = c;
-    } else if (c == '\\' && next != 0 && (quote == 0 || (quote == '"' && (next == '"' || next == '\\')))) {
-      words.back() += next;
-      ++i;
-    } else {
-      words.back() += c;
-    }
-  }
-  if (quote != 0) throw StartError(std::string("--launch: a ") + quote + " is not closed: " + text);
-  if (words.empty())
-    throw StartError(
-        "--launch is empty: give the launcher, such as --launch \"srun -N 2 --ntasks-per-node=1\"");
-  return words;
+std::vector<std::string> SplitWords(const std::string& text) try {
+  std::vector<std::string> words = base::SplitCommand(text);
+  if (!words.empty()) return words;
+  throw StartError(
+      "--launch is empty: give the launcher, such as --launch \"srun -N 2 --ntasks-per-node=1\"");
+} catch (const std::invalid_argument& error) {
+  throw StartError(std::string("--launch: ") + error.what());
 }
 
 int ExecLauncher(char** words) {

@@ -13,8 +13,7 @@
 
 namespace cppool::daemon {
 
-// The words of `--launch` as a shell takes them, with quotes and backslashes and without any expansion.
-// Throws StartError: a quote is open, or there are none.
+// Those of `--launch`, by base::SplitCommand. Throws StartError: a quote is open, or there are none.
 std::vector<std::string> SplitWords(const std::string& text);
 
 // `cppoold --exec-launcher WORDS...`: becomes that program, which gets SIGTERM when the head dies. Returns

@@ -93,6 +93,18 @@ TEST_CASE("another option, variable, world size or program is another pool") {
   CHECK(PidOf(fake) != built);
 }
 
+TEST_CASE("the path of a launcher is relative to its client's folder, also when it has odd characters") {
+  const auto sent = [](const char* launch) {
+    PoolOptions options = RealOptions();
+    options.launch = launch;
+    return cppool::client::AttachLine(options).at("pool").at("launch").get<std::string>();
+  };
+  const std::string here = std::filesystem::current_path().string();
+  CHECK(sent("my\\ folder/launch 2 'a b'") == "'" + here + "/my folder/launch' 2 'a b'");
+  CHECK(sent("srun -N 2") == "srun -N 2");
+  CHECK(sent("/bin/launch 'a") == "/bin/launch 'a");
+}
+
 TEST_CASE("a daemon has its client's environment, and not the server's") {
   const Environment of_server("CUDA_VISIBLE_DEVICES", "7");
   const Serve server;
