@@ -388,31 +388,14 @@ void Session::TakeStderr(std::string_view line) {
   bool first = false;
   {
     const std::lock_guard lock(output_);
-    if (stderr_.size() - written_ + line.size() >= kMostStderr) {
+    if (stderr_.left() + line.size() >= kMostStderr) {
       left_out_ += line.size() + 1;
       return;
     }
-    first = stderr_.empty();
-    stderr_.append(line) += '\n';
+    first = stderr_.text.empty();
+    stderr_.text.append(line) += '\n';
   }
   if (!FlushStderr() && first) Wake();  // the rest is for the thread that reads
-}
-
-bool Session::FlushStderr() {
-  const std::lock_guard lock(output_);
-  while (written_ < stderr_.size()) {
-    const ssize_t count = write(errors_.get(), stderr_.data() + written_, stderr_.size() - written_);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) {
-      if (written_ > kWritten) stderr_.erase(0, std::exchange(written_, 0));
-      return false;
-    }
-    if (count < 0) break;  // nobody reads it
-    written_ += static_cast<std::size_t>(count);
-  }
-  stderr_.clear();
-  written_ = 0;
-  return true;
 }
 
 void Session::EndStderr(Json& answer) {
@@ -421,8 +404,8 @@ void Session::EndStderr(Json& answer) {
     waited_ms = poll(&ready, 1, kStderrLookMs) == 0 ? waited_ms + kStderrLookMs : 0;
     if (waited_ms < kStderrWaitMs) continue;
     const std::lock_guard lock(output_);
-    left_out_ += stderr_.size() - written_;
-    stderr_.resize(written_);
+    left_out_ += stderr_.left();
+    stderr_ = {};
   }
   const std::lock_guard lock(output_);
   if (left_out_ == 0) return;
@@ -453,34 +436,31 @@ void Session::Send(const Json& answer) {
   SendText(protocol::SerializeResponse(answer, wanted_.sentinel), false);
 }
 
-void Session::SendText(std::string text, bool may_be_left_out) {
+void Session::SendText(const std::string& text, bool may_be_left_out) {
   bool drop = false;
   {
     const std::lock_guard lock(output_);
-    if (may_be_left_out && !unsent_.empty()) return;
-    if (unsent_.empty()) {
-      unsent_ = std::move(text);
-    } else {
-      unsent_ += text;
-    }
-    drop = unsent_.size() - sent_ > kMostUnsent;
+    if (may_be_left_out && !unsent_.text.empty()) return;
+    unsent_.text += text;
+    drop = unsent_.left() > kMostUnsent;
   }
   if (drop) shutdown(socket_.get(), SHUT_RDWR);  // the thread that reads notices it
   if (!Flush()) Wake();                          // the rest is for the thread that reads
 }
 
-bool Session::Flush() {
+bool Session::Flush(Unwritten& output, const base::UniqueFd& to) {
   const std::lock_guard lock(output_);
-  while (sent_ < unsent_.size()) {
-    const ssize_t count =
-        send(socket_.get(), unsent_.data() + sent_, unsent_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (output.left() > 0) {
+    const ssize_t count = write(to.get(), output.text.data() + output.written, output.left());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) return false;
+    if (count < 0 && errno == EAGAIN) {
+      if (output.written > kWritten) output.text.erase(0, std::exchange(output.written, 0));
+      return false;
+    }
     if (count < 0) break;  // nobody reads it
-    sent_ += static_cast<std::size_t>(count);
+    output.written += static_cast<std::size_t>(count);
   }
-  unsent_.clear();
-  sent_ = 0;
+  output = {};
   return true;
 }
 

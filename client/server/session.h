@@ -48,6 +48,11 @@ class Session : private Caller {
   void Wake() { wake_.Set(); }  // any thread: the server stops
 
  private:
+  struct Unwritten {
+    std::string text;
+    std::size_t written = 0;
+    std::size_t left() const { return text.size() - written; }
+  };
   struct Item {
     std::optional<Json> id;
     // Or the answer to a line that is no request, or whether the turn is kept from now on.
@@ -75,12 +80,14 @@ class Session : private Caller {
   void Cancel(const Json& cancels, const std::optional<Json>& id);
   void Status(const std::optional<Json>& id);
 
-  bool FlushStderr();  // false: something is left
   // Waits while the client reads it; what it has left out then is named in the answer.
   void EndStderr(Json& answer);
   void Send(const Json& answer);
-  void SendText(std::string text, bool may_be_left_out);
-  bool Flush();  // false: something is left
+  void SendText(const std::string& text, bool may_be_left_out);
+  // False: something is left.
+  bool Flush() { return Flush(unsent_, socket_); }
+  bool FlushStderr() { return Flush(stderr_, errors_); }
+  bool Flush(Unwritten& output, const base::UniqueFd& to);
 
   Host& host_;
   const base::UniqueFd socket_;
@@ -103,12 +110,9 @@ class Session : private Caller {
   bool ended_cancelled_ = false;       // the one before it
   std::atomic<bool> given_up_{false};  // the current one was cancelled before its turn, or the client is gone
 
-  std::mutex output_;  // of the next five
-  std::string unsent_;
-  std::size_t sent_ = 0;      // of unsent_
-  std::string stderr_;        // of the daemon, for errors_
-  std::size_t written_ = 0;   // of stderr_
-  std::size_t left_out_ = 0;  // bytes of it, since the last answer
+  std::mutex output_;          // of the next three
+  Unwritten unsent_, stderr_;  // for socket_; of the daemon, for errors_
+  std::size_t left_out_ = 0;   // bytes of stderr, since the last answer
 };
 
 }  // namespace cppool::server
