@@ -67,19 +67,8 @@ Json WithAttempts(Result result) {
 
 // The answer for a request whose daemon gave none.
 Json NoAnswer(const PoolError& error, const protocol::IncomingRequest& request) {
-  protocol::Failure failure;
-  failure.detail = client::WithoutTail(error);  // what it wrote is on this stderr, too
-  if (error.kind() == PoolError::Kind::kTimeout) failure.kind = FailureKind::kTimeout;
-  if (error.kind() == PoolError::Kind::kInterrupted) failure.kind = FailureKind::kCancelled;
-  if (const auto& start = error.start_failure()) {
-    failure.kind = protocol::ParseFailureKind(start->kind).value_or(failure.kind);
-    failure.rank = start->rank;
-  }
-  if (const auto& crash = error.crash()) {
-    failure.rank = crash->rank;
-    failure.stage = crash->stage;
-  }
-  Json answer = Failed(std::move(failure), request);
+  // What the daemon wrote is on this stderr, too.
+  Json answer = Failed(client::FailureOf(error), request);
   answer["no_answer"] = client::Describe(error);
   answer["no_answer"].erase("error");  // the answer has it
   return answer;

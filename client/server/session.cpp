@@ -313,18 +313,15 @@ Json Session::AnswerTo(const Item& item) {
 }
 
 Json Session::Lost(const PoolError& error, const std::optional<Json>& id) const {
-  // The client has the daemon's stderr itself.
-  std::string message = client::WithoutTail(error);
-  Json answer = protocol::ErrorResponse(
-      {error.kind() == PoolError::Kind::kTimeout ? FailureKind::kTimeout : FailureKind::kInternal,
-       std::nullopt, "", message},
-      id);
+  protocol::Failure failure = client::FailureOf(error);
   std::string_view kind = ToString(error.kind());
   if (host_.stopping()) {
     kind = ToString(PoolError::Kind::kDied);
-    message = "the server was stopped while the request was under way";
+    failure = {FailureKind::kInternal, std::nullopt, "",
+               "the server was stopped while the request was under way"};
   }
-  answer["lost"] = {{"kind", kind}, {"error", message}, {"diagnosis", error.diagnosis()}};
+  Json answer = protocol::ErrorResponse(failure, id);
+  answer["lost"] = {{"kind", kind}, {"error", failure.detail}, {"diagnosis", error.diagnosis()}};
   return answer;
 }
 

@@ -143,6 +143,22 @@ std::string WithoutTail(const PoolError& error) {
   return text;
 }
 
+protocol::Failure FailureOf(const PoolError& error) {
+  protocol::Failure failure;
+  failure.detail = WithoutTail(error);
+  if (error.kind() == PoolError::Kind::kTimeout) failure.kind = protocol::FailureKind::kTimeout;
+  if (error.kind() == PoolError::Kind::kInterrupted) failure.kind = protocol::FailureKind::kCancelled;
+  if (const auto& start = error.start_failure()) {
+    failure.kind = protocol::ParseFailureKind(start->kind).value_or(failure.kind);
+    failure.rank = start->rank;
+  }
+  if (const auto& crash = error.crash()) {
+    failure.rank = crash->rank;
+    failure.stage = crash->stage;
+  }
+  return failure;
+}
+
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json) {
   if (!flaky.empty()) (*json)["flaky"] = flaky;
   for (const LostAttempt& attempt : lost) {

@@ -9,12 +9,16 @@
 
 #include <cppool/pool.h>
 
+#include "protocol/failure.h"
+
 namespace cppool::client {
 
 Json Describe(const Crash& crash);      // {"error", "rank", "stage", "case", "library", "stack"}
 Json Describe(const PoolError& error);  // as <cppool/client.h> has it at CPPOOL_CLIENT_NO_ANSWER
 inline constexpr const char* kTailTitle = "the end of its stderr:";  // a line of what()
 std::string WithoutTail(const PoolError& error);                     // what() without the tail of stderr
+// What is answered for a request for which this was thrown.
+protocol::Failure FailureOf(const PoolError& error);
 // Sets "flaky" and "lost", a list of {"kind", "error", "stderr_tail", "crash" where it is known}, unless they
 // are empty.
 void AddLost(const std::string& flaky, const std::vector<LostAttempt>& lost, Json* json);

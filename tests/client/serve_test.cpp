@@ -170,6 +170,13 @@ TEST_CASE("a daemon that cannot start says why to its client") {
   CHECK(Has(error.what(), "no room for 4 ranks: ask for fewer"));
   REQUIRE(error.start_failure());
   CHECK(error.start_failure()->kind == "out_of_memory");
+  RawClient raw(server);
+  Json attach = RawClient::Attach();
+  attach["pool"]["case_files"] = {"/nonexistent.so"};
+  CHECK(raw.Ask(attach).at("ok") == true);
+  const Json answer = raw.Ask({{"op", "hello"}});
+  CHECK(answer.at("failure").at("kind") == "invalid_request");  // as that of a daemon's start
+  CHECK(answer.at("lost").at("kind") == "start");
   PoolOptions none = server.Fake();
   none.daemon = "/nonexistent/cppoold";
   CHECK(Has(StartErrorOf(none), "/nonexistent/cppoold"));
