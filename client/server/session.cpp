@@ -19,6 +19,7 @@
 
 #include "client/src/connection.h"
 #include "client/src/describe.h"
+#include "client/src/members.h"
 #include "client/src/request.h"
 #include "protocol/features.h"
 #include "protocol/json_text.h"
@@ -219,10 +220,12 @@ void Session::Begin(const std::string& line) {
       wanted_ = client::ReadAttachLine(wanted, host_.launch());
       pool_ = host_.pools().At(wanted_);
       answer = {{"pid", getpid()}, {"features", client::kServerFeatures}};
-    } else if (op == "ps") {
-      answer = host_.Describe();
-    } else if (op == "stop") {
-      answer = {{"pid", getpid()}};
+    } else if (op == "ps" || op == "stop") {
+      Json any;
+      client::Members members(wanted, protocol::EchoValue(op));
+      for (const char* key : {"op", "id"}) members.Take(key, &any);
+      members.End();
+      answer = op == "ps" ? host_.Describe() : Json{{"pid", getpid()}};
     } else {
       throw std::invalid_argument(
           "the first line of a connection to a server has \"op\": \"attach\", \"ps\" or "

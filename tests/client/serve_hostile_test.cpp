@@ -25,6 +25,17 @@ const Json kRun = {{"op", "run"}, {"id", 7}, {"params", Small()}};
 
 }  // namespace
 
+TEST_CASE("unknown keys of a server's own requests are refused") {
+  const Serve server;
+  for (const char* op : {"ps", "stop"}) {
+    RawClient client(server);
+    const Json answer = client.Ask({{"op", op}, {"id", 1}, {"al", true}});
+    CHECK(answer.at("failure").at("kind") == "invalid_request");
+    CHECK(Has(answer.at("error"), "unknown key \"al\" of \"" + std::string(op) + "\""));
+  }
+  CHECK(RawClient(server).Ask({{"op", "ps"}, {"id", 1}}).at("ok") == true);
+}
+
 TEST_CASE("lines over a socket are answered as those of a daemon's stdin") {
   const Serve server;
   RawClient one(server), two(server);
