@@ -38,6 +38,19 @@ void CheckSubcommand(const CLI::App& app, const std::vector<std::string>& words)
   throw suite::UsageError(protocol::Unknown("command", words[0], names));
 }
 
+// Likewise which options there are.
+std::string TextOf(const CLI::ExtrasError& error, const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  const auto words = command.remaining();
+  const auto word = std::ranges::find_if(words, [](const auto& text) { return text.starts_with("-"); });
+  if (word == words.end()) return error.what();
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  return protocol::Unknown("option", word->substr(0, word->find('=')), known);
+}
+
 }  // namespace
 
 int Main(const std::vector<std::string>& words, const Streams& streams) {
@@ -58,8 +71,13 @@ int Main(const std::vector<std::string>& words, const Streams& streams) {
     CheckSubcommand(app, words);
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 expects the last word first
     return exit_code;
+  } catch (const CLI::ExtrasError& error) {
+    streams.err << "cppool: " << TextOf(error, app) << "\n";
+    return kUsage;
   } catch (const CLI::ParseError& error) {  // --help and --version among them
-    return app.exit(error, streams.out, streams.err) == 0 ? kSuccess : kUsage;
+    if (error.get_exit_code() == 0) return app.exit(error, streams.out, streams.err);
+    streams.err << "cppool: " << error.what() << "\n";
+    return kUsage;
   } catch (const suite::UsageError& error) {
     streams.err << "cppool: " << error.what() << "\n";
     return kUsage;

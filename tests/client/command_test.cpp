@@ -876,6 +876,17 @@ TEST_CASE("the error for an unknown command names it and the nearest known one")
         "`cppool --help`\n");
 }
 
+TEST_CASE("an unknown option is named with the nearest known one, and the others of the command") {
+  Ran ran = Cppool({"run", "--max_seqle=4"}, "");
+  CHECK(ran.code == 2);
+  CHECK(ran.err.starts_with(
+      "cppool: unknown option \"--max_seqle\"; did you mean \"--max-seqlen\"? (known: --help, --suite, "));
+  ran = Cppool({"run", "--world-size", "0"}, "");
+  CHECK(ran.code == 2);
+  CHECK(ran.err.starts_with("cppool: --world-size: Value 0 not in range"));
+  CHECK_FALSE(Has(ran.err, "Run with --help"));
+}
+
 TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {
   Ran ran = Cppool({"run", "--param", "do=released"});
   CHECK(ran.Prints("\n  rank 1 threw\n  rank 0: released, since rank 1 failed\n"));
