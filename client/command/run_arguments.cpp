@@ -142,11 +142,13 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
       "--verbose", arguments->verbose,
       "Also prints each case that passes, what it wrote to stdout and stderr, and compilers' commands");
   run.add_flag("--quiet", arguments->quiet, "Prints failures and the counts only")->excludes(verbose);
-  run.add_option("--log", arguments->log,
-                 "Writes what the daemons write on stderr, cases' output among it, to this file as it comes")
-      ->check(IsPath);
+  CLI::Option* log =
+      run.add_option(
+             "--log", arguments->log,
+             "Writes what the daemons write on stderr, cases' output among it, to this file as it comes")
+          ->check(IsPath);
   AddLeaks(run, &arguments->leaks_are_errors);
-  run.add_flag("--fail-fast", arguments->fail_fast, "Stops after the first failure");
+  CLI::Option* fail_fast = run.add_flag("--fail-fast", arguments->fail_fast, "Stops after the first failure");
   CLI::Option* retries =
       run.add_option(
              "--retries", arguments->retries,
@@ -160,7 +162,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
   CLI::Option* until_fail =
       run.add_flag("--until-fail", arguments->until_fail,
                    "Runs all again and again until one fails, or until --times or --limit");
-  AddSeconds(
+  CLI::Option* limit = AddSeconds(
       run, "--limit", &arguments->limit,
       "Seconds for the whole run: no case begins after them, and one that runs then ends with an error");
   run.add_option("--shard", arguments->shard, "I/N: runs the Ith of N parts of the cells, I from 1 to N")
@@ -196,8 +198,7 @@ void AddRunOptions(CLI::App& run, RunArguments* arguments) {
          "Runs the same again each time that a file of --load or --kernels is saved, until it is interrupted")
       ->excludes(list)
       ->excludes(until_fail);
-  times->excludes(list);
-  until_fail->excludes(list);
+  for (CLI::Option* option : {times, until_fail, limit, fail_fast, log}) option->excludes(list);
 }
 
 std::vector<suite::Cell> CellsOf(const RunArguments& arguments, const Streams& streams) {

@@ -885,6 +885,8 @@ TEST_CASE("an unknown option is named with the nearest known one, and the others
   CHECK(ran.code == 2);
   CHECK(ran.err.starts_with("cppool: --world-size: Value 0 not in range"));
   CHECK_FALSE(Has(ran.err, "Run with --help"));
+  for (const char* option : {"--limit=5", "--fail-fast", "--log=log"})
+    CHECK(Has(Cppool({"run", "--list", option}, "").err, "--list"));
 }
 
 TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {
