@@ -66,6 +66,14 @@ Torchrun Parse(const Words& words) {
   Torchrun run;
   const char* attach = std::getenv("CPPOOL_ATTACH");
   run.attach = attach ? attach : "";
+  std::string own;  // an option that the real one has not
+  const auto unsupported = [&](const std::string& option) {
+    if (!own.empty())
+      throw suite::UsageError(own + " is for warm ranks, and " + option +
+                              " for the real torchrun, which has no " + own + ": leave one of them out");
+    run.unsupported = option;
+    return run;
+  };
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (!words[i].starts_with("-")) {
       run.script = words[i];
@@ -74,36 +82,33 @@ Torchrun Parse(const Words& words) {
     }
     auto [name, given] = Split(words[i]);
     if (name == "--standalone") continue;
+    for (const char* option : {"--attach", "--deadline", "--preload"})
+      if (name == option) own = name;
     if (name == "--attach") {
       run.attach = given && !given->empty() ? *given : "default";
       continue;
     }
     static const Words valued = {"--nproc-per-node", "--nnodes",   "--master-addr",
                                  "--master-port",    "--deadline", "--preload"};
-    if (std::ranges::find(valued, name) == valued.end()) {
-      run.unsupported = words[i];
-      return run;
-    }
+    if (std::ranges::find(valued, name) == valued.end()) return unsupported(words[i]);
     if (!given && i + 1 == words.size()) throw suite::UsageError(name + " has no value");
     const std::string value = given ? *given : words[++i];
     if (name == "--preload") {
       run.preload = value;
     } else if (name == "--deadline") {
-      run.deadline = std::strtod(value.c_str(), nullptr);
-      if (!(run.deadline >= 0.001 && run.deadline <= 86400))
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), run.deadline);
+      const bool whole = error == std::errc() && end == value.data() + value.size();
+      if (!whole || !(run.deadline >= 0.001 && run.deadline <= 86400))
         throw suite::UsageError("--deadline is a number of seconds from 0.001 to 86400, not '" + value + "'");
     } else if (name == "--nproc-per-node") {
       const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), run.ranks);
-      if (error != std::errc() || end != value.data() + value.size()) {
-        run.unsupported = name + " " + value;  // gpu, auto
-        return run;
-      }
+      if (error != std::errc() || end != value.data() + value.size())
+        return unsupported(name + " " + value);  // gpu, auto
       if (run.ranks < 1 || run.ranks > protocol::kMaxWorldSize)
         throw suite::UsageError(name + " is from 1 to " + std::to_string(protocol::kMaxWorldSize) + ", not " +
                                 value);
     } else if (name == "--nnodes" && value != "1" && value != "1:1") {
-      run.unsupported = name + " " + value;
-      return run;
+      return unsupported(name + " " + value);
     }
   }
   if (words.empty()) throw suite::UsageError("torchrun needs a script: see `cppool torchrun --help`");

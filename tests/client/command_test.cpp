@@ -889,6 +889,15 @@ TEST_CASE("an unknown option is named with the nearest known one, and the others
     CHECK(Has(Cppool({"run", "--list", option}, "").err, "--list"));
 }
 
+TEST_CASE("what the real torchrun has not is refused beside what it alone has, and so is a deadline of 10m") {
+  Ran ran = Cppool({"torchrun", "--deadline=5", "--max-restarts=3", "script.py"}, "");
+  CHECK(ran.code == 2);
+  CHECK(Has(ran.err, "--deadline is for warm ranks, and --max-restarts=3 for the real torchrun"));
+  ran = Cppool({"torchrun", "--deadline", "10m", "script.py"}, "");
+  CHECK(ran.code == 2);
+  CHECK(Has(ran.err, "--deadline is a number of seconds from 0.001 to 86400, not '10m'"));
+}
+
 TEST_CASE("the rank that failed is printed before the ranks that were released because of it") {
   Ran ran = Cppool({"run", "--param", "do=released"});
   CHECK(ran.Prints("\n  rank 1 threw\n  rank 0: released, since rank 1 failed\n"));
