@@ -71,14 +71,14 @@ void CheckKeys(const Json& json, const std::string& operation) {
   }
 }
 
-std::int64_t ReadInteger(const Json& json, const char* name, const Integers& range) {
+std::int64_t ReadInteger(const Json& json, const std::string& place, const Integers& range) {
   const bool fits = json.is_number_unsigned()
                         ? json.get<std::uint64_t>() <= static_cast<std::uint64_t>(range.maximum)
                         : json.is_number_integer();
   const std::int64_t value = fits ? json.get<std::int64_t>() : 0;
   if (!fits || value < range.minimum || value > range.maximum) {
     const bool whole = json.is_number_float() && json.get<double>() == std::floor(json.get<double>());
-    throw InvalidRequest(Quoted(name) + " must be an integer from " + std::to_string(range.minimum) + " to " +
+    throw InvalidRequest(place + " must be an integer from " + std::to_string(range.minimum) + " to " +
                          std::to_string(range.maximum) + ", not " + EchoValue(json) +
                          (whole ? " (an integer is written without fraction or exponent)" : ""));
   }
@@ -113,7 +113,7 @@ struct Place {
 // One for each kind of values that a member may have.
 template <typename Value>
 void Read(const Json& json, const Place& place, const Integers& range, Value& out) {
-  out = static_cast<Value>(ReadInteger(json, place.name, range));
+  out = static_cast<Value>(ReadInteger(json, place.text(), range));
 }
 
 std::string Decimal(double value) {
