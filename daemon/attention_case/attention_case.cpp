@@ -52,13 +52,13 @@ cppool_status Validate(cppool_validation* v) {
     const Json& params = prepared->params;
     attention_case::CheckRelations(params, v->world_size);
     kernels::AttentionSpec& spec = prepared->spec = attention_case::ToSpec(params, v->world_size);
+    if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec, v->world_size);
+    if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     const bool on_host = std::string_view(v->backend) == "host";
     if (spec.transfers == kernels::Transfers::kPeer && on_host)
       throw Refused(CPPOOL_UNSUPPORTED, "transfers 'peer' copies between GPUs, and the backend is host");
     prepared->family = attention_case::ChooseKernels(kernel, v->backend, spec, v->world_size);
     const kernels::AttentionFamily& family = *prepared->family;
-    if (v->dump) attention_case::CheckDump(v->dump, v->inputs, spec, v->world_size);
-    if (v->inputs) attention_case::CheckInputs(v->inputs, spec);
     const auto bytes = [&] { return kernels::AttentionBytes(family, spec, v->world_size, on_host); };
     SetLaunches(spec, family, v->world_size, [&] { return !on_host && v->has_room(v, bytes()); });
     v->needs(v, bytes());

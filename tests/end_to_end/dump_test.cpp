@@ -465,6 +465,12 @@ TEST_CASE("a dump to an unusable folder is refused before anything runs, and val
     CHECK(answer.at("error").get<std::string>().rfind("dump: ", 0) == 0);
     CHECK(Has(answer.at("error").get<std::string>(), part));
     CHECK(answer.at("ranks").empty());
+    // The order of checks: what is not supported comes after what is wrong.
+    const Json unsupported = daemon.Ask({{"op", "run"},
+                                         {"params", Merged(params, {{"transfers", "peer"}})},
+                                         {"inputs", (folder / "inputs").string()},
+                                         {"dump", dump}});
+    CHECK(unsupported.at("error") == answer.at("error"));
   }
   CHECK_FALSE(fs::exists(folder / "nowhere"));
   CHECK(fs::file_size(folder / "file") == 1);
