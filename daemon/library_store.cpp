@@ -44,7 +44,8 @@ std::string LibraryStore::MakeCopy(const std::string& path, const Content& conte
     cache.Prune();
     return cache.Path(name);
   } catch (const base::FileError& error) {
-    throw LibraryError(path + ": no copy of it could be made: " + error.what());
+    // The request is right, and so is the library.
+    throw kernels::RuntimeError(CPPOOL_INTERNAL, path + ": no copy of it could be made: " + error.what());
   }
 }
 

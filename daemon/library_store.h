@@ -39,13 +39,14 @@ class LibraryStore {
 
   // The library with the content that the file has now or, where `wanted` is not empty, with this digest: of
   // a copy, when the file has another content by now. Loads it when no request before has named this content.
-  // The ranks must be idle. Throws LibraryError, also when the library was not tried successfully by `until`.
+  // The ranks must be idle. Throws LibraryError, also when the library was not tried successfully by `until`,
+  // and RuntimeError when no copy can be made.
   // The reference is valid as long as the store.
   const LoadedLibrary& Load(const std::string& path, LibraryKind kind, Clock::time_point until,
                             const std::string& wanted = "");
 
   // For a file that is on another machine: whether its content with this digest is loaded or has a copy here;
-  // and the same from now on. Throws LibraryError.
+  // and the same from now on. Throws likewise.
   bool Has(const std::string& path, const std::string& digest);
   void Keep(const std::string& path, std::string bytes);
 

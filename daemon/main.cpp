@@ -379,6 +379,8 @@ class Daemon {
       registry_.AddLibrary(library.handle, file, "--case " + file);
     } catch (const LibraryError& error) {
       throw StartError(std::string("--case ") + error.what());
+    } catch (const cppool::kernels::RuntimeError& error) {
+      throw StartError(std::string("--case ") + error.what(), cppool::protocol::FailureKind::kInternal);
     }
   }
 

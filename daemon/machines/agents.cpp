@@ -35,7 +35,7 @@ void ThrowRefusal(const std::vector<Json>& answers, const Agents& agents) {
   const AgentLink& agent = *agents.links()[static_cast<std::size_t>(first - answers.begin())];
   const FailureKind kind = KindIn(*first);
   const std::string text = (all ? "" : agent.Name() + ": ") + first->value("error", "refused");
-  if (kind == FailureKind::kCuda || kind == FailureKind::kNccl || kind == FailureKind::kInternal)
+  if (kind == FailureKind::kCuda || kind == FailureKind::kNccl)
     throw kernels::RuntimeError(StatusOf(kind), text);
   throw Refusal(kind, text, all ? "" : agent.node());
 }

@@ -54,8 +54,8 @@ std::map<std::string, std::string> LibrarySender::Send(const std::vector<std::st
                        until);
         if (!answer) agents.ThrowLost(*agent, "has not taken " + file);
         if (answer->contains("kind"))
-          throw Refusal(protocol::FailureKind::kInvalidRequest,
-                        agent->Name() + ": " + answer->at("error").get<std::string>(), agent->node());
+          throw Refusal(KindIn(*answer), agent->Name() + ": " + answer->at("error").get<std::string>(),
+                        agent->node());
         if (answer->at("has").get<bool>()) {
           sent_.insert({agent.get(), digest});
           break;

@@ -328,6 +328,7 @@ TEST_CASE("a cache that is full, or whose files cannot be run, is named with wha
   if (const auto answer = AnswerOnFileSystem("size=8k", folder)) {
     const std::string error = answer->at("error");
     INFO(error);
+    CHECK(answer->at("failure").at("kind") == "internal");
     CHECK(Has(error, CPPOOL_ODD_CASE ": no copy of it could be made"));
     CHECK(Has(error, "No space left on device: free space on its disk, or set CPPOOL_CACHE"));
   }

@@ -396,7 +396,7 @@ class Disks(Case):
         with Head(script) as head:
             node = head.nodes()[1]["node"]
             answer = head.ask(op="run", case="odd", load=[LIBRARY])  # of which each node keeps a copy
-            self.assertEqual((answer["status"], answer["failure"]["node"]), ("error", node), answer)
+            self.assertEqual((answer["status"], answer["failure"]["node"], answer["failure"]["kind"]), ("error", node, "internal"), answer)
             self.assertIn(f"node {node} (ranks 2 and 3): ", answer["error"])
             self.assertIn("No space left on device: free space on its disk, or set CPPOOL_CACHE", answer["error"])
             self.assertIn("No space left on device", head.ask(op="list", load=[LIBRARY])["error"])
