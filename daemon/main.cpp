@@ -264,6 +264,7 @@ class Daemon {
     const auto python = options_.python ? std::optional(PythonOptions()) : std::nullopt;
     OpenRequests(std::move(requests));
     auto* const agents = new Agents(std::move(options));  // never destroyed: its threads go on to the end
+    agents_ = agents;
     cppool::protocol::Json times;
     try {
       agents->Start(limit);
@@ -273,7 +274,6 @@ class Daemon {
       agents->EndUnstarted();
       _exit(kCannotStart);
     }
-    agents_ = agents;
     start_.backend = ranks_->Hello().at("backend");
     return WithTotal(std::move(times));
   }

@@ -97,9 +97,9 @@ Json Agents::NextOfStart(AgentLink& agent, Clock::time_point limit) {
 void Agents::CheckStart() const {
   for (const auto& agent : links_) {
     if (agent->Gone().empty() || agent->Unstarted()) continue;
-    const auto launcher = launcher_->Ended(Clock::now() + std::chrono::milliseconds(200));
+    const auto ended = launcher().Ended(Clock::now() + std::chrono::milliseconds(200));
     throw StartError(agent->Name() + " was lost during its start: " + agent->Gone() +
-                         (launcher ? "; the launcher " + launcher_->name() + " " + *launcher : ""),
+                         (ended ? "; the launcher " + launcher().name() + " " + *ended : ""),
                      FailureKind::kInternal);
   }
   for (const bool of_nccl : {false, true}) {
@@ -179,17 +179,17 @@ void Agents::CheckGone() const {
 void Agents::Close() {
   ++busy_;
   for (const auto& agent : links_) agent->Send({{"frame", "close"}});
-  launcher_->End(Clock::now() + kCloseLimit, kTermination);
+  launcher().End(Clock::now() + kCloseLimit, kTermination);
 }
 
 void Agents::EndLauncher() {
   ++busy_;
-  launcher_->End(Clock::now());
+  if (Launcher* const launcher = launcher_) launcher->End(Clock::now());
 }
 
 void Agents::EndUnstarted() {
   ++busy_;
-  if (launcher_) launcher_->End(Clock::now(), kTermination);
+  if (Launcher* const launcher = launcher_) launcher->End(Clock::now(), kTermination);
 }
 
 }  // namespace cppool::daemon

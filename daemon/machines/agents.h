@@ -56,7 +56,7 @@ class Agents {  // never destroyed
   void Start(Clock::time_point limit);
 
   const std::vector<std::unique_ptr<AgentLink>>& links() const { return links_; }  // by index
-  Launcher& launcher() { return *launcher_; }
+  Launcher& launcher() const { return *launcher_.load(); }
   Json Nodes() const;  // the member of `hello`
 
   // Tells each its place: the frame `place`, with `members` beside the place itself.
@@ -87,7 +87,7 @@ class Agents {  // never destroyed
   void TellOthers(std::size_t from, const Json& news);
 
   const Options options_;
-  std::unique_ptr<Launcher> launcher_;
+  std::atomic<Launcher*> launcher_{nullptr};  // never destroyed; null: not started
   std::vector<std::unique_ptr<AgentLink>> links_;
   std::atomic<int> busy_{1};  // the start counts
   std::uint64_t worlds_ = 0;

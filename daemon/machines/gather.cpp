@@ -163,15 +163,16 @@ void MakeNamesUnique(std::vector<GreetedAgent>& agents) {
 
 std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, int world_size,
                                        const std::string& version, Clock::time_point limit,
-                                       std::unique_ptr<Launcher>& launcher) {
+                                       std::atomic<Launcher*>& launching) {
   Listener listener = Listen();
   const std::string secret = base::RandomDigits();
   std::array<char, PATH_MAX> own{};
   if (readlink("/proc/self/exe", own.data(), own.size() - 1) <= 0)
     throw StartError("the path of cppoold is not known", FailureKind::kInternal);
-  launcher =
-      std::make_unique<Launcher>(words, std::vector<std::string>{own.data(), "--agent", listener.address},
-                                 std::vector<std::string>{std::string(kSecretVariable) + "=" + secret});
+  auto* const launcher =
+      new Launcher(words, std::vector<std::string>{own.data(), "--agent", listener.address},
+                   std::vector<std::string>{std::string(kSecretVariable) + "=" + secret});
+  launching = launcher;
   const auto greeted = std::make_shared<Greeted>();
   std::vector<GreetedAgent> agents;
   int expected = 0;

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -26,7 +27,7 @@ struct GreetedAgent {
 std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, int world_size,
                                        const std::string& version,
                                        std::chrono::steady_clock::time_point limit,
-                                       std::unique_ptr<Launcher>& launcher);
+                                       std::atomic<Launcher*>& launcher);
 
 // At an agent: which one it is of how many, from what the launcher has set; -1: not known.
 struct AgentPlace {

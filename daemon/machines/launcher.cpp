@@ -83,8 +83,6 @@ Launcher::Launcher(const std::vector<std::string>& words, const std::vector<std:
   process_ = base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
 }
 
-Launcher::~Launcher() { End(Clock::now()); }
-
 std::optional<std::string> Launcher::Ended(Clock::time_point limit) {
   pollfd ended = {process_.get(), POLLIN, 0};
   if (process_) poll(&ended, 1, base::PollTimeout(limit));

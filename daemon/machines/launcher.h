@@ -21,7 +21,7 @@ std::vector<std::string> SplitWords(const std::string& text);
 inline constexpr const char* kExecLauncher = "--exec-launcher";
 int ExecLauncher(char** words);
 
-class Launcher {
+class Launcher {  // never destroyed
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -30,7 +30,6 @@ class Launcher {
   // adopts what it leaves behind. Throws StartError.
   Launcher(const std::vector<std::string>& words, const std::vector<std::string>& agent,
            const std::vector<std::string>& environment);
-  ~Launcher();  // as End
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
