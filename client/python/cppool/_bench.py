@@ -93,7 +93,7 @@ def bench(params: Optional[Mapping[str, Any]] = None, *, world_size: Union[int, 
         raise
     rows = [_row(point) for point in map(json.loads, out.splitlines()) if "case" in point]
     if process.returncode == 2:
-        raise ValueError(err.replace("Run with --help for more information.", "").strip())
+        raise ValueError(err.strip())
     if not rows or process.returncode not in (0, 1, 3, 4):  # 3: a row is slower, 4: none could be compared
         raise RuntimeError(f"cppool bench ended with code {process.returncode}: {err.strip()}")
     return rows
