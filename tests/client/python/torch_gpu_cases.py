@@ -64,7 +64,7 @@ def multiplies(world):
     return (matrix @ matrix)[0, 0].item()
 
 
-def changes_stream(_):
+def changes_stream():
     torch.cuda.set_stream(torch.cuda.Stream())
 
 
@@ -72,7 +72,7 @@ def changes_device(world):
     torch.cuda.set_device((world.device.index + 1) % torch.cuda.device_count())
 
 
-def device_and_stream(_):
+def device_and_stream():
     return [torch.cuda.current_device(), torch.cuda.current_stream() == torch.cuda.default_stream()]
 
 

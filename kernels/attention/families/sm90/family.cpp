@@ -388,7 +388,7 @@ class Sm90Kernel : public AttentionKernel {
                              bias.query_stride);
   }
   int MultiprocessorsOf(bool beside_transfers, const KernelShape& shape, std::int64_t rows_q) const {
-    const bool leaves = beside_transfers && rows_q * shape.group <= kLongCall;
+    const bool leaves = beside_transfers && rows_q * shape.group < kLongCall;
     return leaves ? std::max(multiprocessors_ - kTransferMultiprocessors, 2) : multiprocessors_;
   }
   static const BlockPlan* General(const sm90::Plan& plan) {
