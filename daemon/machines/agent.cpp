@@ -18,6 +18,7 @@
 #include "base/nccl_settings.h"
 #include "daemon/crash_reporter.h"
 #include "daemon/failure_kind.h"
+#include "daemon/library.h"
 #include "daemon/local_ranks.h"
 #include "daemon/log.h"
 #include "daemon/machines/frame_socket.h"
@@ -240,6 +241,9 @@ class Agent {
       answer["error"] = error.what();
     } catch (const StartError& error) {
       answer["kind"] = ToString(error.kind());
+      answer["error"] = error.what();
+    } catch (const LibraryError& error) {
+      answer["kind"] = ToString(FailureKind::kInvalidRequest);
       answer["error"] = error.what();
     } catch (const kernels::RuntimeError& error) {
       answer["kind"] = ToString(ToFailureKind(error.status()));

@@ -134,7 +134,9 @@ void AgentRunner::MoveTrace(RunTrace& trace) {
   for (int i = 0; i < place().ranks; ++i) {
     const auto answer =
         agent_.Ask({{"frame", "trace"}, {"rank", place().first + i}}, Clock::now() + kTraceLimit);
-    if (!answer || !answer->contains("trace")) agents_.ThrowLost(agent_, "has not sent its trace");
+    if (!answer) agents_.ThrowLost(agent_, "has not sent its trace");
+    if (!answer->contains("trace"))
+      throw std::runtime_error(agent_.Name() + " has no trace: " + answer->value("error", ""));
     trace.ranks.push_back(TraceRankFrom(answer->at("trace")));
     trace.ranks.back().node = agent_.node();
   }
