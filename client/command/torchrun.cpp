@@ -67,14 +67,20 @@ Torchrun Parse(const Words& words) {
   const char* attach = std::getenv("CPPOOL_ATTACH");
   run.attach = attach ? attach : "";
   std::string own;  // an option that the real one has not
+  std::size_t i = 0;
+  const auto note_own = [&](const std::string& name) {
+    for (const char* option : {"--attach", "--deadline", "--preload"})
+      if (name == option) own = name;
+  };
   const auto unsupported = [&](const std::string& option) {
+    while (own.empty() && ++i < words.size() && words[i].starts_with("-")) note_own(Split(words[i]).first);
     if (!own.empty())
       throw suite::UsageError(own + " is for warm ranks, and " + option +
                               " for the real torchrun, which has no " + own + ": leave one of them out");
     run.unsupported = option;
     return run;
   };
-  for (std::size_t i = 0; i < words.size(); ++i) {
+  for (; i < words.size(); ++i) {
     if (!words[i].starts_with("-")) {
       run.script = words[i];
       run.arguments.assign(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, words.end());
@@ -82,8 +88,7 @@ Torchrun Parse(const Words& words) {
     }
     auto [name, given] = Split(words[i]);
     if (name == "--standalone") continue;
-    for (const char* option : {"--attach", "--deadline", "--preload"})
-      if (name == option) own = name;
+    note_own(name);
     if (name == "--attach") {
       run.attach = given && !given->empty() ? *given : "default";
       continue;

@@ -890,9 +890,13 @@ TEST_CASE("an unknown option is named with the nearest known one, and the others
 }
 
 TEST_CASE("what the real torchrun has not is refused beside what it alone has, and so is a deadline of 10m") {
-  Ran ran = Cppool({"torchrun", "--deadline=5", "--max-restarts=3", "script.py"}, "");
-  CHECK(ran.code == 2);
-  CHECK(Has(ran.err, "--deadline is for warm ranks, and --max-restarts=3 for the real torchrun"));
+  Ran ran;
+  for (const auto& [first, second] :
+       {std::pair{"--deadline=5", "--max-restarts=3"}, {"--max-restarts=3", "--deadline=5"}}) {
+    ran = Cppool({"torchrun", first, second, "script.py"}, "");
+    CHECK(ran.code == 2);
+    CHECK(Has(ran.err, "--deadline is for warm ranks, and --max-restarts=3 for the real torchrun"));
+  }
   ran = Cppool({"torchrun", "--deadline", "10m", "script.py"}, "");
   CHECK(ran.code == 2);
   CHECK(Has(ran.err, "--deadline is a number of seconds from 0.001 to 86400, not '10m'"));
