@@ -74,7 +74,7 @@ def caller() -> dict[str, Any]:
 
 
 class _Environment:
-    """What has ever changed of this process's environment, of which a daemon has what was there when it started."""
+    """What has changed of this process's environment since the pool was made, also for a while: a daemon has what was there when it started."""
 
     def __init__(self, without: Iterable[str]):
         self._without = _OF_RANKS.union(without)
@@ -83,13 +83,14 @@ class _Environment:
 
     @staticmethod
     def _variables() -> dict[bytes, bytes]:
-        return os.environ._data  # type: ignore[attr-defined]  # os.environ itself decodes them all, which takes as long as a case
+        # os.environ itself decodes them all, which takes as long as a case. A test may have put a dict into its place.
+        return getattr(os.environ, "_data", None) or {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
 
     def changes(self) -> dict[str, Optional[str]]:
         """As the member `env` of `python`; None: it is not there any more."""
         if self._variables() != self._seen:
             now = dict(self._variables())
-            self._names.update(name for name, _ in now.items() ^ self._seen.items())
+            self._names = self._names.union(name for name, _ in now.items() ^ self._seen.items())  # a new one: another thread may read the old one
             known = {os.fsdecode(name): os.fsdecode(now[name]) if name in now else None for name in self._names}
             self._seen, self._changes = now, {name: value for name, value in known.items() if name not in self._without and is_text(name + (value or ""))}
         return self._changes
@@ -311,6 +312,7 @@ class Pool:
         return dict(self._ask(b'{"op":"%s"}' % op.encode())["answer"])
 
     def _ask(self, request: bytes) -> Any:
+        self._environment.changes()  # the daemon that this may start has them
         return self._answered(self._handle.ask, request)
 
     def _beside(self, name: str) -> Any:

@@ -198,6 +198,12 @@ def test_environment_of_the_caller(pool, monkeypatch):
         assert values(another) == {"3"}
         assert another.call(function("environment"), {"name": "OF_POOL"}).ranks[0].extra["value"] == "1"
         forget(another)
+    with cppool.Pool(1, python=True, backend="host") as another:
+        monkeypatch.setenv("OF_CALLER", "4")
+        another.hello()  # starts the daemon with it
+        forget(another)
+        monkeypatch.setattr(os, "environ", {**os.environ, "OF_CALLER": "5"})
+        assert values(another) == {"5"}
 
 
 def test_values_of_the_environment_are_told_nowhere(tmp_path):

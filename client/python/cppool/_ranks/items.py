@@ -19,7 +19,7 @@ if hasattr(_pytest.assertion.rewrite, "_read_pyc"):
 
 
 def is_unexpected_success(item, report):
-    """It is not told: another rank may fail as expected. Where none does, the reports say it."""
+    """The daemon is not told of it as a failure: another rank may fail as expected. Where none does, the reports say it."""
     of_unittest = any(getattr(getattr(item, name, None), "__unittest_expecting_failure__", False) for name in ("obj", "cls"))
     return report.failed and str(report.longrepr).startswith(("[XPASS(strict)]", "Unexpected success") if of_unittest else "[XPASS(strict)]")
 
