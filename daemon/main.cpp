@@ -146,7 +146,11 @@ class Daemon {
     CatchCrashes();
     const pid_t parent = ParentToWatch();
     watchdog_.emplace(parent, terminate_.fd(),
-                      Watchdog::Events{[this] { DeadlinePassed(); }, [parent] { EndOrphaned(parent); },
+                      Watchdog::Events{[this] { DeadlinePassed(); },
+                                       [this, parent] {
+                                         EndLauncher();
+                                         EndOrphaned(parent);
+                                       },
                                        [this] { Terminate(); }});
 
     if (parent != getppid()) EndOrphaned(parent);  // it died before the watchdog watched it
@@ -166,7 +170,7 @@ class Daemon {
       Serve();
     } catch (const std::exception& error) {
       std::fprintf(stderr, "cppoold: %s\n", error.what());
-      _exit(kCannotGoOn);  // ranks may be at work: no destructors
+      End(kCannotGoOn);  // ranks may be at work: no destructors
     }
     if (world_ && !world_->Close()) {
       Log(LogLevel::kWarning, "the ranks did not close in time");
@@ -312,8 +316,12 @@ class Daemon {
 
   // Without destructors, which may wait for what is stuck.
   [[noreturn]] void End(int code) {
-    if (Agents* const agents = agents_) agents->EndLauncher();
+    EndLauncher();
     _exit(code);
+  }
+
+  void EndLauncher() {
+    if (Agents* const agents = agents_) agents->EndLauncher();
   }
 
   cppool::protocol::Json WithTotal(cppool::protocol::Json times) const {
@@ -431,7 +439,7 @@ class Daemon {
   void WriteAnswer(std::string_view text) {
     if (answers_.Write(text)) return;
     Log(LogLevel::kError, "nobody reads stdout, an answer could not be written: this daemon ends");
-    _exit(kNoReader);  // destructors would wait for ranks that may be stuck
+    End(kNoReader);  // destructors would wait for ranks that may be stuck
   }
 
   // The watchdog's thread calls this, and the next one. Must not wait for anything that may be stuck.

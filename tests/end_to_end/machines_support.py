@@ -35,13 +35,13 @@ def rank_list(first, end):
 
 
 class Head:
-    """A cppoold over pipes. `mark` is in the environment of all that it starts."""
+    """A cppoold over pipes. `mark` is in the environment of all that it starts, and `parent` the words of what starts it in place of this."""
     daemon = None  # the program
 
-    def __init__(self, launch, world_size=4, options=(), environment=(), backend="host"):
+    def __init__(self, launch, world_size=4, options=(), environment=(), backend="host", parent=()):
         self.mark = f"CPPOOL_TEST_MARK={os.getpid()}.{time.monotonic_ns()}"
         name, _, value = self.mark.partition("=")
-        command = [Head.daemon, f"--world-size={world_size}", f"--backend={backend}", "--sentinel=", "--log-level=info", *options]
+        command = [*parent, Head.daemon, f"--world-size={world_size}", f"--backend={backend}", "--sentinel=", "--log-level=info", *options]
         if launch is not None:
             command.append(f"--launch={launch}")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

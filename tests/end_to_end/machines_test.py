@@ -472,22 +472,24 @@ class BadInput(Case):
         self.assertEqual(head.end(), 2)
 
     def test_what_a_launcher_leaves_behind_and_what_ignores_sigterm_ends(self):
-        """Also when the head has the time only that a client gives it: 5 s from SIGTERM to SIGKILL."""
+        """Also when the client dies. One that ends the head gives it 5 s from SIGTERM; this waits for as long as it takes."""
         path = self.script_of("trap '' TERM\nsetsid sh -c 'sleep 600 & sleep 600' &\nCPPOOL_AGENTS=1 \"$@\" &\nwait; sleep 600; sleep 600\n")
-        for ways in (["stdin"], ["SIGTERM"], ["SIGTERM", "SIGTERM"]):
+        for ways in (["stdin"], ["SIGTERM"], ["SIGTERM", "SIGTERM"], ["parent"]):
             with self.subTest(ways):
-                head = Head(path)
+                # The shell, the head's parent, lets it keep stdin, which shows no end.
+                head = Head(path, parent=["sh", "-c", '"$@"; exit', "sh"] if ways == ["parent"] else [])
+                self.addCleanup(self.check_end, head)
                 head.nodes()
                 for way in ways:
                     if way == "stdin":
                         head.process.stdin.close()
+                    elif way == "parent":
+                        head.process.kill()
+                        self.eventually(lambda: not head.marked())
                     else:
                         head.process.send_signal(signal.SIGTERM)
                         time.sleep(0.5)  # it is ending when the second one comes
-                try:
-                    head.process.wait(30 if ways == ["stdin"] else 5)
-                except subprocess.TimeoutExpired:
-                    head.process.kill()
+                head.process.wait(60)
                 head.end()
                 self.assertEqual(head.left, [])
 
