@@ -274,6 +274,7 @@ class Daemon {
       agents->Start(limit);
       times = OpenAgents(*agents, place, python, limit);
     } catch (const std::exception& error) {
+      while (ending_) pause();        // agents go because of it, and its thread ends the process
       WriteUnstarted(start_, error);  // before the launcher ends, which may take longer than a client waits
       agents->EndUnstarted();
       _exit(kCannotStart);
@@ -321,6 +322,7 @@ class Daemon {
   }
 
   void EndLauncher() {
+    ending_ = true;
     if (Agents* const agents = agents_) agents->EndLauncher();
   }
 
@@ -485,6 +487,7 @@ class Daemon {
   UnderWay under_way_;
   std::unique_ptr<Ranks> ranks_;
   std::atomic<Agents*> agents_{nullptr};    // null: it has none
+  std::atomic<bool> ending_{false};         // the launcher is being ended: that agents go is no failure
   std::unique_ptr<Dispatcher> dispatcher_;  // there in all phases but kStarting
   cppool::protocol::RequestQueue queue_;
   std::mutex overtaking_;  // held while a request that overtakes has its effect and is answered
