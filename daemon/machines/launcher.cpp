@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -81,6 +82,22 @@ Launcher::Launcher(const std::vector<std::string>& words, const std::vector<std:
     throw StartError(std::string("--launch: ") + error.what(), protocol::FailureKind::kInternal);
   }
   process_ = base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  std::thread([this] { Reap(); }).detach();
+}
+
+// Until no child is left, and with that nobody who could leave one.
+void Launcher::Reap() {
+  pthread_setname_np(pthread_self(), "launcher");
+  for (;;) {
+    siginfo_t ended{};
+    if (waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT) != 0) {
+      if (errno == EINTR) continue;
+      return;
+    }
+    if (ended.si_pid == pid_) Ended(Clock::now());  // keeps how
+    const std::lock_guard lock(mutex_);
+    waitpid(ended.si_pid, nullptr, WNOHANG);
+  }
 }
 
 std::optional<std::string> Launcher::Ended(Clock::time_point limit) {
@@ -106,10 +123,15 @@ void Launcher::Kill() {
   const auto limit = Clock::now() + std::chrono::seconds(1);
   Ended(limit);
   // Each that ends leaves its own children to this process.
-  for (std::set<int> left; !(left = ChildProcesses()).empty() && Clock::now() < limit;) {
-    for (const int child : left) {
-      kill(child, SIGKILL);
-      waitpid(child, nullptr, WNOHANG);
+  for (bool left = true; left && Clock::now() < limit;) {
+    {
+      const std::lock_guard lock(mutex_);
+      const std::set<int> children = ChildProcesses();
+      left = !children.empty();
+      for (const int child : children) {
+        kill(child, SIGKILL);
+        waitpid(child, nullptr, WNOHANG);
+      }
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

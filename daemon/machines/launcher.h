@@ -27,7 +27,8 @@ class Launcher {  // never destroyed
 
   // Starts it without a shell, in a process group of its own, with `environment` ("NAME=value") beside this
   // process's. What it writes to stdout goes to stderr. Its words end with `agent`. From now on this process
-  // adopts what it leaves behind. Throws StartError.
+  // adopts what it leaves behind, and reaps it: it must wait for no other children of its own. Throws
+  // StartError.
   Launcher(const std::vector<std::string>& words, const std::vector<std::string>& agent,
            const std::vector<std::string>& environment);
   Launcher(const Launcher&) = delete;
@@ -44,10 +45,12 @@ class Launcher {  // never destroyed
   void Kill();
 
  private:
+  void Reap();  // on a thread of its own
+
   const std::string name_;
   pid_t pid_ = -1;
   base::UniqueFd process_;  // a pidfd
-  std::mutex mutex_;
+  std::mutex mutex_;        // held to reap: a child's pid is not another process's then
   std::optional<std::string> ended_;
 };
 

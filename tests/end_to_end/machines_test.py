@@ -504,6 +504,13 @@ class BadInput(Case):
                 self.assertEqual(head.end(60), 128 + signal.SIGTERM)
                 self.assertNotIn("cppoold: start ", "".join(head.stderr))
 
+    def test_what_a_launcher_leaves_behind_is_reaped_when_it_ends(self):
+        path = self.script_of("(sleep 0.1 & echo $! >&2)\nCPPOOL_AGENTS=1 exec \"$@\"\n")
+        with Head(path) as head:
+            head.nodes()
+            orphan = self.number(head)
+            self.eventually(lambda: not os.path.exists(f"/proc/{orphan}"))
+
     def test_a_node_that_comes_late(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
         with Head(path) as head:
@@ -573,6 +580,11 @@ class BadInput(Case):
         self.assertTrue(head.run()["ok"], "".join(head.stderr))
         for stranger in strangers:
             stranger.close()
+
+    def number(self, head):
+        """A pid that its launcher has written, perhaps after what the head has."""
+        self.eventually(lambda: any(line.strip().isdigit() for line in head.stderr))
+        return next(int(line) for line in head.stderr if line.strip().isdigit())
 
     def address(self, head):
         """What its launcher has written."""
