@@ -449,7 +449,7 @@ class BadInput(Case):
                 head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "60000"})
                 self.addCleanup(self.check_end, head)
                 self.eventually(lambda: any("agent 1 of 2 has come" in line for line in head.stderr))
-                os.kill(next(int(line) for line in head.stderr if line.strip().isdigit()), number)
+                os.kill(self.number(head), number)
                 self.assertEqual(head.end(60), 2)
                 self.assertRegex("".join(head.stderr), f"the agent on node .* was lost when 1 of 2 agents had come \\(.*\\): {text}")
 
