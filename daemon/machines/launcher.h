@@ -13,7 +13,8 @@
 
 namespace cppool::daemon {
 
-// Those of `--launch`, by base::SplitCommand. Throws StartError: a quote is open, or there are none.
+// Returns the words of `--launch`, split by base::SplitCommand. Throws StartError: a quote is open, or there
+// are none.
 std::vector<std::string> SplitWords(const std::string& text);
 
 // `cppoold --exec-launcher WORDS...`: becomes that program, which gets SIGTERM when the head dies. Returns
@@ -38,8 +39,8 @@ class Launcher {  // never destroyed
   pid_t pid() const { return pid_; }
   // Any thread. How it has ended, for people; nothing: it has not by `limit`.
   std::optional<std::string> Ended(Clock::time_point limit);
-  // Any thread. Waits for it to end by itself until `limit`; then SIGTERM, and Kill after `termination`. The
-  // client of the head sends that one SIGKILL 5 s after SIGTERM.
+  // Any thread. Waits for it to end by itself until `limit`; then SIGTERM, and Kill after `termination`. A
+  // client sends the head SIGKILL 5 s after SIGTERM.
   void End(Clock::time_point limit, std::chrono::milliseconds termination = std::chrono::seconds(3));
   // Any thread. SIGKILL for what is left of it: its process group, and what this process has adopted.
   void Kill();
