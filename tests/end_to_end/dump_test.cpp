@@ -169,7 +169,7 @@ TEST_CASE("check_dump confirms fp8 dumps that NumPy made, and sees each planted 
                                 folder.path().string() + "'");
   INFO(output.output);
   CHECK(output.exit_code == 0);
-  CHECK(output.output == "0 of 20 wrong\n");
+  CHECK(output.output == "0 of 22 wrong\n");
 }
 
 TEST_CASE("diff finds the element of a dump that is off, and draws the errors") {
