@@ -52,6 +52,7 @@ class BySrun:
 class Threads(BySrun, machines_test.Threads):
     def during(self, do, deadline_ms):
         head = self.head()
+        head.nodes()  # the job may have had to wait for the one before it
         head.send(op="run", params=SMALL, fault={"kind": "stall", "rank": 3}, deadline_ms=deadline_ms)
         time.sleep(0.7)
         do()
