@@ -225,9 +225,12 @@ std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, in
     for (const GreetedAgent& agent : agents) try {
         agent.socket->CheckAlive();
       } catch (const std::exception& error) {
-        throw StartError(
-            "--launch: the agent on node " + agent.node + " was lost when " + so_far() + ": " + error.what(),
-            FailureKind::kInternal);
+        // Another agent that could not start may be why: mpirun ends all then.
+        const auto ended = launcher->Ended(std::min(limit, Clock::now() + std::chrono::seconds(1)));
+        throw StartError("--launch: the agent on node " + agent.node + " was lost when " + so_far() + ": " +
+                             error.what() + (ended ? ", and " + launcher->name() + " " + *ended : "") +
+                             "; see the launcher's output",
+                         FailureKind::kInternal);
       }
     if (Clock::now() >= limit)
       throw StartError("--launch: the agents did not come in time: " + so_far(), FailureKind::kTimeout);
