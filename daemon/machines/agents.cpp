@@ -41,8 +41,9 @@ void ThrowRefusal(const std::vector<Json>& answers, const Agents& agents) {
 }
 
 void Agents::Start(Clock::time_point limit) {
-  std::vector<GreetedAgent> come =
-      GatherAgents(options_.words, options_.world_size, options_.version, limit, launcher_);
+  std::vector<GreetedAgent> come = GatherAgents(
+      [this](const auto& agent, const auto& environment) -> Launcher& { return Launch(agent, environment); },
+      options_.world_size, options_.version, limit);
   const int ranks = options_.world_size / static_cast<int>(come.size());
   for (GreetedAgent& agent : come) {
     const kernels::Place place(options_.world_size, agent.index * ranks, ranks);
@@ -182,8 +183,19 @@ void Agents::Close() {
   launcher().End(Clock::now() + kCloseLimit, kTermination);
 }
 
+Launcher& Agents::Launch(const std::vector<std::string>& agent, const std::vector<std::string>& environment) {
+  const std::lock_guard lock(launching_);
+  if (given_up_) throw StartError("the head ends", protocol::FailureKind::kInternal);
+  launcher_ = new Launcher(options_.words, agent, environment);
+  return launcher();
+}
+
 void Agents::EndLauncher() {
   ++busy_;
+  {
+    const std::lock_guard lock(launching_);  // it may be about to start
+    given_up_ = true;
+  }
   if (Launcher* const launcher = launcher_) launcher->End(Clock::now());
 }
 

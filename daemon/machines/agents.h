@@ -85,8 +85,11 @@ class Agents {  // never destroyed
  private:
   void CheckStart() const;  // throws StartError when an agent cannot start
   void TellOthers(std::size_t from, const Json& news);
+  Launcher& Launch(const std::vector<std::string>& agent, const std::vector<std::string>& environment);
 
   const Options options_;
+  std::mutex launching_;
+  bool given_up_ = false;                     // no launcher is to start any more
   std::atomic<Launcher*> launcher_{nullptr};  // never destroyed; null: not started
   std::vector<std::unique_ptr<AgentLink>> links_;
   std::atomic<int> busy_{1};  // the start counts

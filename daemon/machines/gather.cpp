@@ -161,18 +161,15 @@ void MakeNamesUnique(std::vector<GreetedAgent>& agents) {
 
 }  // namespace
 
-std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, int world_size,
-                                       const std::string& version, Clock::time_point limit,
-                                       std::atomic<Launcher*>& launching) {
+std::vector<GreetedAgent> GatherAgents(const Launch& launch, int world_size, const std::string& version,
+                                       Clock::time_point limit) {
   Listener listener = Listen();
   const std::string secret = base::RandomDigits();
   std::array<char, PATH_MAX> own{};
   if (readlink("/proc/self/exe", own.data(), own.size() - 1) <= 0)
     throw StartError("the path of cppoold is not known", FailureKind::kInternal);
-  auto* const launcher =
-      new Launcher(words, std::vector<std::string>{own.data(), "--agent", listener.address},
-                   std::vector<std::string>{std::string(kSecretVariable) + "=" + secret});
-  launching = launcher;
+  Launcher& launcher =
+      launch({own.data(), "--agent", listener.address}, {std::string(kSecretVariable) + "=" + secret});
   const auto greeted = std::make_shared<Greeted>();
   std::vector<GreetedAgent> agents;
   int expected = 0;
@@ -218,17 +215,17 @@ std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, in
     lock.unlock();
     for (auto& [about, socket] : come) Add(agents, expected, about, std::move(socket), world_size, version);
     if (expected > 0 && static_cast<int>(agents.size()) >= expected) break;
-    if (const auto ended = launcher->Ended(Clock::now()); ended && !greeting && come.empty() && !comes)
+    if (const auto ended = launcher.Ended(Clock::now()); ended && !greeting && come.empty() && !comes)
       throw StartError(
-          "--launch: " + launcher->name() + " " + *ended + " when " + so_far() + "; see its output",
+          "--launch: " + launcher.name() + " " + *ended + " when " + so_far() + "; see its output",
           FailureKind::kInternal);
     for (const GreetedAgent& agent : agents) try {
         agent.socket->CheckAlive();
       } catch (const std::exception& error) {
         // Another agent that could not start may be why: mpirun ends all then.
-        const auto ended = launcher->Ended(std::min(limit, Clock::now() + std::chrono::seconds(1)));
+        const auto ended = launcher.Ended(std::min(limit, Clock::now() + std::chrono::seconds(1)));
         throw StartError("--launch: the agent on node " + agent.node + " was lost when " + so_far() + ": " +
-                             error.what() + (ended ? ", and " + launcher->name() + " " + *ended : "") +
+                             error.what() + (ended ? ", and " + launcher.name() + " " + *ended : "") +
                              "; see the launcher's output",
                          FailureKind::kInternal);
       }

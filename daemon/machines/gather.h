@@ -4,8 +4,8 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,12 +22,14 @@ struct GreetedAgent {
   std::unique_ptr<FrameSocket> socket;
 };
 
-// `words`: of `--launch`. Listens until all agents are there, which are returned by index. Throws StartError
-// that says who has come, and what to do; `launcher` may have been set then, too.
-std::vector<GreetedAgent> GatherAgents(const std::vector<std::string>& words, int world_size,
-                                       const std::string& version,
-                                       std::chrono::steady_clock::time_point limit,
-                                       std::atomic<Launcher*>& launcher);
+// Starts the launcher with the words of an agent and variables ("NAME=value"). Throws StartError.
+using Launch = std::function<Launcher&(const std::vector<std::string>& agent,
+                                       const std::vector<std::string>& environment)>;
+
+// Launches, and listens until all agents are there, which are returned by index. Throws StartError that says
+// who has come, and what to do.
+std::vector<GreetedAgent> GatherAgents(const Launch& launch, int world_size, const std::string& version,
+                                       std::chrono::steady_clock::time_point limit);
 
 // At an agent: which one it is of how many, from what the launcher has set; -1: not known.
 struct AgentPlace {
