@@ -115,6 +115,14 @@ def leave_shared_memory(world, name=None):
     open(f"/dev/shm/{name or f'of_{os.getpid()}'}", "w", encoding="ascii").close()
 
 
+def end_with_shared_memory(world, folder, kind):
+    from multiprocessing.shared_memory import SharedMemory
+    with open(os.path.join(folder, f"name {world.rank}"), "w", encoding="ascii") as file:
+        file.write(SharedMemory(create=True, size=1).name)
+    meet(world, folder)
+    {"passes": lambda: None, "_exit": lambda: os._exit(5), "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL), "hang": lambda: time.sleep(1000)}[kind]()
+
+
 def leave_file(world):
     os.open("/etc/hostname", os.O_RDONLY)
 

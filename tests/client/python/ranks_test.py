@@ -212,6 +212,24 @@ def test_shared_memory_of_a_dead_rank_is_removed(world):
     world.fork()
 
 
+@pytest.mark.parametrize("kind", ["passes", "_exit", "SIGKILL", "hang"])
+def test_shared_memory_of_multiprocessing_is_removed(world, tmp_path, kind):
+    loaded = world.load(function=f"{CASES}:end_with_shared_memory")
+    assert loaded.status == "passed", loaded.error
+    kwargs = {"folder": str(tmp_path), "kind": kind}
+    if kind == "hang":
+        for rank in world.ranks:
+            rank.send("run", id=100, kwargs=kwargs)
+        assert eventually(lambda: len(list(tmp_path.glob("meeting *"))) == world.size)
+        world.kill()
+        world.fork()
+    else:
+        outcome = world.run(kwargs=kwargs)
+        assert (outcome.status, outcome.left) == ("passed" if kind == "passes" else "error", {})
+    names = [(tmp_path / f"name {rank}").read_text() for rank in range(world.size)]
+    assert len(set(names)) == world.size and not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
+
+
 def test_a_file_left_open_replaces_the_ranks(world):
     outcome = run(world, "leave_file")
     assert outcome.left["descriptors"][0].startswith("/etc/hostname (")

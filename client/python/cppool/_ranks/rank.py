@@ -153,6 +153,7 @@ class Rank:
         _set({name: value or ("1" if name == "OMP_NUM_THREADS" else None) for name, value in self.user_threads.items()})  # as torchrun does
         _set({"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.local_size,
               "GROUP_RANK": self.node, "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.size, "MASTER_ADDR": self.host, "MASTER_PORT": self.port})
+        state.name_shared_memory()
         os.register_at_fork(after_in_child=self.channel.socket.close)  # a child has nothing to say to the daemon
         threading.Thread(target=self.control, name="cppool control", daemon=True).start()
         for self.module in self.deferred:

@@ -14,6 +14,11 @@ import threading
 import time
 import warnings
 
+try:  # here, once in the fork server: each rank names what cases make with it
+    from multiprocessing import shared_memory
+except ImportError:  # a Python without it
+    shared_memory = None
+
 _MISSING = object()
 _SYS = ("argv", "stdin", "stdout", "stderr", "path", "dont_write_bytecode")
 _HOOKS = ("excepthook", "displayhook", "meta_path", "path_hooks")
@@ -73,6 +78,14 @@ def cwd():
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+def name_shared_memory():
+    """Puts this process's pid into the names that multiprocessing makes up, psm_PID_..., so that they are removed when it has died."""
+    if hasattr(shared_memory, "_SHM_NAME_PREFIX") and hasattr(shared_memory, "_SHM_SAFE_NAME_LENGTH"):
+        pid = f"{os.getpid()}_"
+        shared_memory._SHM_NAME_PREFIX += pid
+        shared_memory._SHM_SAFE_NAME_LENGTH += len(pid)
 
 
 def _own_shared_memory():
