@@ -103,12 +103,30 @@ def changes_state(world):
     torch.backends.cuda.enable_flash_sdp(False)
     torch.autograd.set_detect_anomaly(True)
     torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_cache_enabled(False)
     torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def leaves_a_mode_open(world):
     torch.utils._python_dispatch.TorchDispatchMode().__enter__()
+
+
+def leaves_autocast_open(world):
+    for _ in range(2):
+        torch.autocast("cpu").__enter__()
+    return cast_twice(world)
+
+
+def cast_twice(world):
+    """What a weight gives before and after an optimizer's step, each in a context of its own."""
+    weight, sums = torch.nn.Parameter(torch.ones(2, 2)), []
+    for _ in range(2):
+        with torch.autocast("cpu"):
+            sums.append((torch.ones(2, 2) @ weight).sum().item())
+        with torch.no_grad():
+            weight.mul_(2)
+    return sums
 
 
 def leaves_hooks_open(world):

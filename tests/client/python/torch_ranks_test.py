@@ -132,12 +132,21 @@ def test_state_is_put_back(world):
     assert outcome.status == "passed" and not outcome.left, outcome.left
     assert {name: names for name, names in outcome.differed.items() if name.startswith("torch")} == {
         "torch defaults": ["dtype", "device", "threads"], "torch determinism": ["algorithms"], "torch matmul": ["fp32_precision"], "torch cudnn": ["benchmark"],
-        "torch sdp": ["flash"], "torch libraries": ["blas"], "torch modes": ["grad", "anomaly", "autocast cpu"], "torch hooks": ["_global_forward_hooks"]}
+        "torch sdp": ["flash"], "torch libraries": ["blas"], "torch modes": ["grad", "anomaly", "autocast cpu", "autocast cache"],
+        "torch hooks": ["_global_forward_hooks"]}
     after = run(world, "draws")
     assert after.reports[0]["results"] == after.reports[1]["results"] == before
     assert run(world, "leaves_a_mode_open").left == {"torch open modes": ["dispatch modes"]}
     assert run(world, "leaves_hooks_open").left == {"torch open modes": ["saved tensor hooks"]}
     assert run(world, "gradient").reports[0]["value"] == [2, False]
+
+
+def test_autocast_left_open_is_closed(world):
+    assert run(world, "cast_twice").reports[0]["value"] == [8, 16]
+    outcome = run(world, "leaves_autocast_open")
+    assert outcome.differed == {"torch modes": ["autocast cpu", "autocast nesting"]} and not outcome.left
+    assert outcome.reports[0]["value"] == [8, 8]  # the first cast is kept until the outermost context ends
+    assert run(world, "cast_twice").reports[0]["value"] == [8, 16]
 
 
 def test_settings_of_the_compiler_are_put_back():

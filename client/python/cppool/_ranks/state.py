@@ -227,6 +227,20 @@ def _config_group(config):
     return Values(config.__name__, read, lambda name, value: setattr(config, name, _copy(value)), imports=True)
 
 
+def _autocast_nesting(torch):
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _write_autocast_nesting(torch, value):
+    """The cache is cleared where the outermost context ends, which would not come any more."""
+    for _ in range(value, _autocast_nesting(torch)):
+        torch.autocast_decrement_nesting()
+    for _ in range(_autocast_nesting(torch), value):
+        torch.autocast_increment_nesting()
+    torch.clear_autocast_cache()
+
+
 def _torch_groups(torch):
     yield Values("torch defaults", *_settings(
         dtype=(torch.get_default_dtype, torch.set_default_dtype), device=(torch.get_default_device, lambda value: torch.set_default_device(None)),
@@ -256,7 +270,9 @@ def _torch_groups(torch):
         grad=(torch.is_grad_enabled, torch._C._set_grad_enabled), anomaly=(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
         **{f"autocast {device}": (lambda device=device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
                                   lambda value, device=device: (torch.set_autocast_enabled(device, value[0]), torch.set_autocast_dtype(device, value[1])))
-           for device in ("cpu", "cuda")}))
+           for device in ("cpu", "cuda")},
+        **{"autocast nesting": (lambda: _autocast_nesting(torch), lambda value: _write_autocast_nesting(torch, value)),
+           "autocast cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)}))
     if torch.cuda.is_initialized():
         # The device first: a stream is current on its device.
         yield Values("torch cuda", *_settings(device=(torch.cuda.current_device, torch.cuda.set_device), stream=(torch.cuda.current_stream, torch.cuda.set_stream)))
