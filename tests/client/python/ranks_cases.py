@@ -173,6 +173,11 @@ def unsendable(world, what):
     world.result("it", {"file": sys.stdin, "big": 1 << 64, "deep": deep, "long": "x" * (1 << 20)}[what])
 
 
+def send_and_return(world, sent, returned):
+    world.result("it", "x" * sent)
+    return "x" * returned
+
+
 def long_names(world, iterations=False):
     for number in range(100):
         world.check("x" * 50_000 + str(number), 1, 1)

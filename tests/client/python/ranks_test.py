@@ -739,8 +739,9 @@ def test_broken_frames_end_the_receiver(world):
 
 
 def test_frames_of_many_bytes(world):
-    outcome = run(world, "takes_no_world", kwargs={"a": "x" * 1_000_000, "b": ""})
-    assert outcome.status == "passed" and outcome.reports[0]["warnings"] == ["what the function returned is left out: 1000002 bytes, of at most 64000"]
+    text = "x" * 1_000_000
+    outcome = run(world, "takes_no_world", kwargs={"a": text, "b": ""})
+    assert outcome.status == "passed" and (outcome.reports[0]["value"], outcome.reports[0]["warnings"]) == (text, [])
     with pytest.raises(ranks_parent.frames.BrokenFrame, match="more than 4194304 bytes"):
         channel = ranks_parent.frames.Channel(None)
         channel._partial, channel._size = [b"x"], 1 << 23
@@ -749,6 +750,16 @@ def test_frames_of_many_bytes(world):
             channel.receive()
         finally:
             ranks_parent.socket.recv_fds = kept
+
+
+def test_what_is_returned_and_the_results_have_a_limit(world):
+    sent = 500_000
+    room = (1 << 20) - len('"it": "", ') - sent - len('""')
+    report = run(world, "send_and_return", kwargs={"sent": sent, "returned": room}).reports[0]
+    assert (len(report["results"]["it"]), len(report["value"]), report["warnings"]) == (sent, room, [])
+    report = run(world, "send_and_return", kwargs={"sent": sent, "returned": room + 1}).reports[0]
+    assert report["status"] == "passed" and len(report["results"]["it"]) == sent and "value" not in report
+    assert report["warnings"] == ["what the function returned is left out: 1048577 bytes with the results, of at most 1048576"]
 
 
 def test_replaced_worlds_leave_nothing_in_the_server(server):

@@ -22,7 +22,7 @@ import unittest
 from . import group, state
 from .code import CannotLoad, CannotReload, Code, arguments_of, check_has_run, traceback_of
 from .frames import CASE, IDLE, LOAD, RESET, BrokenFrame, Channel, LongFrame, Page, cut, finite
-from .world import Cancelled, NotRun, World
+from .world import MAX_RESULTS, Cancelled, NotRun, World
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 STACKS_SIGNAL = signal.SIGRTMAX - 3
@@ -406,8 +406,9 @@ class Rank:
         except (TypeError, ValueError):
             report["warnings"].append(f"what the function returned is no JSON ({type(value).__name__}): world.result(name, value) sends results")
         else:
-            if len(text) > 64000:
-                report["warnings"].append(f"what the function returned is left out: {len(text)} bytes, of at most 64000")
+            if world.result_bytes + len(text) > MAX_RESULTS:
+                report["warnings"].append(f"what the function returned is left out: {world.result_bytes + len(text)} bytes with the results, "
+                                          f"of at most {MAX_RESULTS}")
             elif value is not None:
                 report["value"] = value
 

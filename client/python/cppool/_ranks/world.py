@@ -145,7 +145,7 @@ class World:
         self._warms_up = False
         self._on_gpu = device is not None and device.type == "cuda"
         self._timeline = _Timeline(self._on_gpu) if run.get("trace") else None
-        self._result_bytes = 0
+        self.result_bytes = 0
 
     @contextlib.contextmanager
     def stage(self, name):
@@ -179,13 +179,13 @@ class World:
         return holds
 
     def result(self, name, value):
-        """Adds a value to the answer: anything that JSON can express, 1 MiB in all. NaN and infinities become None."""
+        """Adds a value to the answer: anything that JSON can express, 1 MiB in all with what the function returns. NaN and infinities become None."""
         try:
             text = json.dumps(finite(value, words=False))
         except (TypeError, ValueError) as error:
             raise TypeError(f"the result {name!r} cannot be sent as JSON: {error}") from None
-        self._result_bytes += len(text) + len(str(name)) + 6
-        if self._result_bytes > MAX_RESULTS:
+        self.result_bytes += len(text) + len(str(name)) + 6
+        if self.result_bytes > MAX_RESULTS:
             raise ValueError(f"the results of this rank have more than {MAX_RESULTS} bytes with {name!r}")
         self.results[str(name)] = json.loads(text)
 
