@@ -68,12 +68,12 @@ def test_fixture_of_pools(cppool): pass
 """
 
 
-def run(folder, *arguments, text=TESTS, gpus=""):
-    """The test cases of the JUnit report by name, and the output."""
+def run(folder, *arguments, text=TESTS, gpus="", cache=False):
+    """The test cases of the JUnit report by name, and the output. cache: pytest's, for --lf."""
     (folder / "test_of_user.py").write_text(text)
     report = folder / "report.xml"
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "cppool_preload=decimal", f"--junitxml={report}", "-rA",
-                           "test_of_user.py", *arguments], cwd=folder, env={**os.environ, "CUDA_VISIBLE_DEVICES": gpus}, stdout=subprocess.PIPE,
+    done = subprocess.run([sys.executable, "-m", "pytest", *([] if cache else ["-p", "no:cacheprovider"]), "-o", "cppool_preload=decimal",
+                           f"--junitxml={report}", "-rA", "test_of_user.py", *arguments], cwd=folder, env={**os.environ, "CUDA_VISIBLE_DEVICES": gpus}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=300)
     cases = {case.get("name"): case for case in xml.etree.ElementTree.parse(report).iter("testcase")} if report.exists() else {}
     return cases, done.stdout
@@ -112,6 +112,35 @@ def test_whole_suite_on_agents(tmp_path, monkeypatch):
     cases, output = run(tmp_path, "--cppool-ranks", "2", "--cppool-launch", support.launcher(tmp_path), text=text)
     assert {name: outcome(case) for name, case in cases.items()} == {"test_a": "passed", "test_b": "failure"}, output
     assert "rank 1 of 2 failed first" in output
+
+
+ONE_FAILS = """
+import os
+import cppool, pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    yield int(os.environ["RANK"])
+
+@cppool.ranks(1, 2)
+@pytest.mark.parametrize("n", [1, 2])
+def test_ranks(world, n, shared):
+    assert world.rank == shared
+    assert (n, world.rank) != (2, 1)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_last_failed(tmp_path, workers):
+    if workers:
+        pytest.importorskip("xdist")
+    arguments = ["-n", str(workers)] if workers else []
+    cases, output = run(tmp_path, *arguments, text=ONE_FAILS, cache=True)
+    assert {name: outcome(case) for name, case in cases.items()} == {
+        "test_ranks[W1-1]": "passed", "test_ranks[W1-2]": "passed", "test_ranks[W2-1]": "passed", "test_ranks[W2-2]": "failure"}, output
+    assert "1 failed, 3 passed" in output and "cppool: rank 1 of 2 failed first" in output
+    cases, output = run(tmp_path, "--lf", *arguments, text=ONE_FAILS, cache=True)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_ranks[W2-2]": "failure"} and "cppool: rank 1 of 2 failed first" in output, output
 
 
 FOLDERS = """
