@@ -166,7 +166,9 @@ class Group:
             except Exception:  # not of this torch, or no such backend
                 continue
             for entry in entries:
-                group = entry.get("process_group") or ["?"]
-                last[group[0]] = {"group": str(group[0]), "number": entry.get("collective_seq_id") or entry.get("op_id"), "name": str(entry.get("profiling_name")),
-                                  "state": str(entry.get("state"))}
+                name = (entry.get("process_group") or ["?"])[0]
+                operation, state = str(entry.get("profiling_name")), str(entry.get("state"))
+                if operation.startswith("gloo:") and entry.get("retired"):  # its state stays "scheduled"
+                    state = "completed"
+                last[name] = {"group": str(name), "number": entry.get("collective_seq_id") or entry.get("op_id"), "name": operation, "state": state}
         return list(last.values())
