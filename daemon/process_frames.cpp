@@ -25,6 +25,15 @@ std::vector<const Json*> ObjectsOf(const Json& frame, const char* member) {
   return objects;
 }
 
+// Returns the numbers of a list of integers; another member has none.
+std::vector<std::int64_t> IntegersOf(const Json& json, const char* member) {
+  const auto found = json.find(member);
+  const bool integers =
+      found != json.end() && found->is_array() &&
+      std::ranges::all_of(*found, [](const Json& each) { return each.is_number_integer(); });
+  return integers ? found->get<std::vector<std::int64_t>>() : std::vector<std::int64_t>();
+}
+
 }  // namespace
 
 std::string TextOf(const Json& json, const char* member) {
@@ -139,7 +148,8 @@ std::vector<Collective> CollectivesOf(const Json& answer) {
     const auto number = each->find("number");
     collectives.push_back(
         {number != each->end() && number->is_number_integer() ? number->get<std::int64_t>() : -1,
-         TextOf(*each, "name"), TextOf(*each, "group"), TextOf(*each, "state") == "completed"});
+         TextOf(*each, "name"), TextOf(*each, "group"), TextOf(*each, "state") == "completed",
+         IntegersOf(*each, "ranks")});
   }
   return collectives;
 }

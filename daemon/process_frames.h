@@ -34,6 +34,7 @@ struct Collective {
   std::int64_t number = -1;
   std::string name, group;
   bool over = true;
+  std::vector<std::int64_t> ranks;  // the group's members; empty: not known
 };
 // Of the frame `stacks`, whatever it holds: the last one that the rank has entered in each group.
 std::vector<Collective> CollectivesOf(const protocol::Json& answer);

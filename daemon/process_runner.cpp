@@ -27,6 +27,12 @@ Collective LastIn(const std::string& group, const std::vector<Collective>& colle
   return found == collectives.end() ? Collective() : *found;
 }
 
+// Whether it may wait for the rank: for every one where its members are not known.
+bool MayWaitFor(const Collective& collective, std::size_t rank) {
+  return collective.ranks.empty() ||
+         std::ranges::find(collective.ranks, static_cast<std::int64_t>(rank)) != collective.ranks.end();
+}
+
 }  // namespace
 
 ProcessRunner::ProcessRunner(RankThreads& threads, std::shared_ptr<RankServer> server,
@@ -357,7 +363,7 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
         if (own.over) continue;
         std::set<int> missing;
         for (std::size_t other = 0; other < answers.size(); ++other) {
-          if (other == i) continue;
+          if (other == i || !MayWaitFor(own, other)) continue;
           if (!answers[other] || !answers[other]->answered ||
               LastIn(own.group, CollectivesOf(answers[other]->stacks)).number < own.number)
             missing.insert(static_cast<int>(other));
@@ -367,7 +373,8 @@ std::vector<RankReport> ProcessRunner::Snapshots(bool stacks) const {
         main.doing =
             "in " + own.name + " (number " + std::to_string(own.number) + " of group " + own.group + ")";
         if (!missing.empty())
-          main.doing += ", which " + kernels::RankList({missing.begin(), missing.end()}) + " has not entered";
+          main.doing += ", which " + kernels::RankList({missing.begin(), missing.end()}) +
+                        (missing.size() == 1 ? " has" : " have") + " not entered";
         main.awaits.assign(missing.begin(), missing.end());
         if (!missing.empty()) break;
       }

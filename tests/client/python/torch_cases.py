@@ -56,6 +56,18 @@ def group_of_one_rank(world):
     dist.all_reduce(torch.ones(1))
 
 
+def hang_in_a_group(world, others):
+    """Rank 1 keeps rank 0 waiting in their group; the others have finished, or are in a collective of the world."""
+    pair = dist.new_group([0, 1])
+    if world.rank == 1:
+        with world.stage("fault"):
+            time.sleep(1000)
+    if world.rank == 0:
+        dist.all_reduce(torch.ones(1), group=pair)
+    elif others == "wait":
+        dist.barrier()
+
+
 def lent(world):
     """As a test does that torchrun starts; twice."""
     assert dist.is_initialized()

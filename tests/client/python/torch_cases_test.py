@@ -77,6 +77,21 @@ def test_who_has_not_entered_the_collective(pool, kind):
     assert call(pool, "reduce").ok
 
 
+@pytest.mark.parametrize("others", ["finish", "wait"])
+def test_who_has_not_entered_the_collective_of_a_group(pools, others):
+    pool = pools.at(4)
+    for _ in range(9):
+        assert call(pool, "lent").ok  # with a group of the same name, whose numbers do not count
+        result = call(pool, "hang_in_a_group", {"others": others}, deadline=3)
+        if TOO_BUSY not in result.error:
+            break
+    assert (result.failure.kind, result.failure.rank) == ("timeout", 1), result.describe()
+    assert "in gloo:all_reduce (number 1 of group 1), which rank 1 has not entered" in result.ranks[0].error, result.describe()
+    assert [rank.ok for rank in result.ranks] == [False, False] + [others == "finish"] * 2
+    if others == "wait":
+        assert all("which ranks 0 and 1 have not entered" in rank.error for rank in result.ranks[2:]), result.describe()
+
+
 @pytest.mark.parametrize("kind", ["great flood", "thread", "child", "orphan", "setsid orphan"])
 def test_what_a_rank_does_beside_its_group(pool, tmp_path, kind):
     result = pool.call(f"{pathlib.Path(CASES).with_name('ranks_cases.py')}:fault", {"folder": str(tmp_path), "kind": kind})

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import time
 
 from . import code
 
@@ -55,7 +56,7 @@ class Group:
             torch.ones(1, device=self.device)
         self.store = self.dist.TCPStore(seat.host, seat.port, size, rank == 0, LIMIT, wait_for_workers=False, multi_tenant=True,
                                         master_listen_fd=os.dup(seat.listener) if seat.listener is not None else None)
-        self.taken, self.own, self.hidden = False, False, []
+        self.taken, self.own, self.hidden, self.begun = False, False, [], 0
         self.warm = None
         if backend != "none":
             self.dist.init_process_group(backend, store=self.dist.PrefixStore("warm", self.store), rank=rank, world_size=size, timeout=LIMIT,
@@ -76,7 +77,7 @@ class Group:
 
     def begin(self, case, own, limit):
         """Before a case. own: the case makes its own group. limit: of a collective."""
-        self.case, self.own, self.taken = case, own, False
+        self.case, self.own, self.taken, self.begun = case, own, False, time.time_ns()
         self.c10d._world.group_count = 1  # names as in a fresh process, over keys that no case before has used
         if self.warm is None:
             return
@@ -158,17 +159,23 @@ class Group:
         self.c10d._update_default_pg(None)
 
     def last_collectives(self):
-        """Of each group the last one in torch's flight recorder, which names what a rank waits in."""
-        last = {}
+        """Of each group the last one of this case in torch's flight recorder, which names what a rank waits in."""
+        last, members, world, default = {}, {}, self.c10d._world, self.dist.group.WORLD
+        if default is not None and (default.rank(), default.size()) == (self.rank, self.size):  # else its ranks are not ours
+            members = {name: list(world.pg_group_ranks.get(group, ())) for group, name in dict(world.pg_names).items()}
         for dump in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
             try:
                 entries = json.loads(getattr(self.torch._C._distributed_c10d, dump)()).get("entries", ())
             except Exception:  # not of this torch, or no such backend
                 continue
             for entry in entries:
+                if entry.get("time_created_ns", self.begun) < self.begun:  # names and numbers of groups come again
+                    continue
                 name = (entry.get("process_group") or ["?"])[0]
                 operation, state = str(entry.get("profiling_name")), str(entry.get("state"))
                 if operation.startswith("gloo:") and entry.get("retired"):  # its state stays "scheduled"
                     state = "completed"
                 last[name] = {"group": str(name), "number": entry.get("collective_seq_id") or entry.get("op_id"), "name": operation, "state": state}
+                if members.get(name):
+                    last[name]["ranks"] = members[name]
         return list(last.values())
