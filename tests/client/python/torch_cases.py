@@ -1,5 +1,6 @@
 """Cases for the tests of Python ranks with torch."""
 import ctypes
+import hashlib
 import os
 import signal
 import sys
@@ -15,6 +16,16 @@ def reduce(world):
         dist.all_reduce(total)
     world.check("total", total, torch.full([4], world.size * (world.size + 1) / 2))
     return [str(world.device), world.group is dist.group.WORLD]
+
+
+def digest(world):
+    """Of sums over all ranks, over pairs, and of what each has drawn."""
+    drawn = torch.randn(1000) * (world.rank + 1)
+    total, pairs = drawn.clone(), drawn.clone()
+    dist.all_reduce(total)
+    groups = [dist.new_group([first, first + 1]) for first in range(0, world.size, 2)]
+    dist.all_reduce(pairs, group=groups[world.rank // 2])
+    return hashlib.sha256(bytes(torch.cat([drawn, total, pairs]).view(torch.uint8).tolist())).hexdigest()
 
 
 def fault(world, kind):

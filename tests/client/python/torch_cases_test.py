@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not HAS_TORCH, reason=f"{PYTHON} has no torch, w
 @pytest.fixture(scope="module", params=["here", "agents"])  # of two agents, with gloo between them
 def pools(request, tmp_path_factory):
     launch = launcher(tmp_path_factory.mktemp("launch")) if request.param == "agents" else None
-    with cppool.Pools(python=PYTHON, preload=["torch"], backend="host", start_limit=120.0, launch=launch,
+    with cppool.Pools(python=PYTHON, preload=["torch"], backend="host", start_limit=120.0, grace=30.0, launch=launch,
                       environment={"CPPOOL_HEAD_ADDRESS": "127.0.0.1"}) as pools:
         yield pools
 
@@ -39,6 +39,16 @@ def test_reduce(pool):
     result = call(pool, "reduce")
     assert result.ok and result.ranks[0].extra["value"] == ["cpu", True] and "reduce" in result.ranks[0].gpu_ms, result.describe()
     assert pool.hello()["transport"] == "gloo" and pool.hello()["python"]["torch"]
+
+
+def test_digests_do_not_depend_on_the_number_of_processes(tmp_path):
+    digests = []
+    for agents in (1, 2, 4):
+        with cppool.Pool(4, python=PYTHON, preload=["torch"], backend="host", start_limit=120.0, launch=launcher(tmp_path, agents),
+                         environment={"CPPOOL_HEAD_ADDRESS": "127.0.0.1"}) as pool:
+            assert [len(node["ranks"]) for node in pool.hello()["nodes"]] == [4 // agents] * agents
+            digests.append([rank.extra["value"] for rank in call(pool, "digest").ranks])
+    assert digests[0] == digests[1] == digests[2] and len(set(digests[0])) == 4, digests
 
 
 def test_lent_and_own(pool):
