@@ -34,8 +34,9 @@ using protocol::FailureKind;
 using protocol::Json;
 
 constexpr std::chrono::seconds kGreetLimit{5};
-constexpr std::size_t kMostGreeted = 64;         // at once
-constexpr std::chrono::seconds kSilentLimit{1};  // of one, while another waits and they are so many
+constexpr std::size_t kMostGreeted = 64;  // at once
+// Of one that says nothing: while another waits and they are so many, or when all agents are there.
+constexpr std::chrono::seconds kSilentLimit{1};
 constexpr const char* kAddressVariable = "CPPOOL_HEAD_ADDRESS";
 
 // The address of this machine that packets to other networks come from: nothing is sent to find it.
@@ -184,13 +185,14 @@ std::vector<GreetedAgent> GatherAgents(const Launch& launch, int world_size, con
               kSecretVariable + ")";
     return text;
   };
-  while (expected == 0 || static_cast<int>(agents.size()) < expected) {
+  std::optional<Clock::time_point> complete;  // since when
+  for (;;) {
     pollfd ready = {listener.socket.get(), POLLIN, 0};
     const auto soon = std::min(limit, Clock::now() + std::chrono::milliseconds(50));
     std::unique_lock lock(greeted->mutex);
     const bool full = greeted->under_way.size() >= kMostGreeted;
     lock.unlock();
-    const bool comes = poll(&ready, 1, full ? 0 : base::PollTimeout(soon)) > 0;
+    const bool comes = poll(&ready, 1, full || complete ? 0 : base::PollTimeout(soon)) > 0;
     lock.lock();
     if (full) {
       if (const auto oldest = greeted->under_way.begin();
@@ -208,13 +210,20 @@ std::vector<GreetedAgent> GatherAgents(const Launch& launch, int world_size, con
         }).detach();
         greeted->changed.wait_for(lock, std::chrono::milliseconds(5));  // mostly, it is there at once
       }
+    } else if (complete && !greeted->under_way.empty()) {
+      greeted->changed.wait_until(lock, soon);
     }
     std::deque<std::pair<Json, std::unique_ptr<FrameSocket>>> come;
     come.swap(greeted->agents);
     const bool greeting = !greeted->under_way.empty();
     lock.unlock();
     for (auto& [about, socket] : come) Add(agents, expected, about, std::move(socket), world_size, version);
-    if (expected > 0 && static_cast<int>(agents.size()) >= expected) break;
+    if (expected > 0 && static_cast<int>(agents.size()) >= expected) {
+      // Who has connected by now may be one too many, for Add to refuse.
+      if (!complete) complete = Clock::now();
+      if ((!comes && !greeting) || Clock::now() >= std::min(limit, *complete + kSilentLimit)) break;
+      continue;
+    }
     if (const auto ended = launcher.Ended(Clock::now()); ended && !greeting && come.empty() && !comes)
       throw StartError(
           "--launch: " + launcher.name() + " " + *ended + " when " + so_far() + "; see its output",

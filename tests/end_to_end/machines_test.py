@@ -19,17 +19,22 @@ from machines_support import SMALL, ByMpirun, Case, Head, Kills, children, rank_
 
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
-# Takes the words of an agent, and greets as one of another version.
-LIAR = """import hashlib, hmac, json, os, socket, sys
-host, _, port = sys.argv[-1].partition(":")
-file = socket.create_connection((host, int(port))).makefile("rw")
-nonce, own = json.loads(file.readline())["nonce"], "0" * 64
-proof = hmac.new(os.environ["CPPOOL_SECRET"].encode(), f"agent {nonce} {own}".encode(), hashlib.sha256).hexdigest()
-about = {"version": "0.0.1+0123456789ab", "node": "old", "pid": os.getpid(), "index": 0, "agents": 1}
-file.write(json.dumps({"frame": "agent", "nonce": own, "proof": proof, **about}) + "\\n")
-file.flush()
-file.readline()
-file.readline()
+# Takes the words of an agent, and greets as one or as several.
+GREETER = """import hashlib, hmac, json, os, socket, sys, time
+
+def connect():
+    host, _, port = sys.argv[-1].partition(":")
+    file = socket.create_connection((host, int(port))).makefile("rw")
+    return file, json.loads(file.readline())["nonce"]
+
+def greet(connected, index, agents, version, node):
+    (file, nonce), own = connected, "0" * 64
+    proof = hmac.new(os.environ["CPPOOL_SECRET"].encode(), f"agent {nonce} {own}".encode(), hashlib.sha256).hexdigest()
+    about = {"version": version, "node": node, "pid": os.getpid(), "index": index, "agents": agents}
+    file.write(json.dumps({"frame": "agent", "nonce": own, "proof": proof, **about}) + "\\n")
+    file.flush()
+    file.readline()
+
 """
 
 
@@ -429,6 +434,12 @@ class BadInput(Case):
         self.assertIn(text, "".join(head.stderr))
         self.assertEqual(len([line for line in head.stderr if line.startswith("cppoold: start ")]), 1)
 
+    def greeter(self, text):
+        path = os.path.join(self.folder.name, "greeter.py")
+        with open(path, "w") as file:
+            file.write(GREETER + text)
+        return f"{sys.executable} {path}"
+
     def test_what_is_no_launcher(self):
         self.refused("", "--launch is empty")
         self.refused("   ", "--launch is empty")
@@ -452,6 +463,11 @@ class BadInput(Case):
     def test_everything_is_started_twice(self):
         path = self.script_of("for i in 1 2; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & done; wait\n")
         self.refused(path, "does the launcher start everything twice?")
+        # One is half-way in when the last one that is missing has come.
+        version = subprocess.run([DAEMON, "--version"], stdout=subprocess.PIPE, text=True).stdout.split()[1]
+        self.refused(self.greeter(f"third = connect()\nagents = [connect(), connect()]\nfor i in 0, 1: greet(agents[i], i, 2, {version!r}, 'a')\n"
+                                  f"time.sleep(0.1)\ngreet(third, 1, 2, {version!r}, 'third')\ntime.sleep(600)\n"),
+                     "from node third (others: a, a): does the launcher start everything twice?")
 
     def test_an_agent_that_does_not_know_how_many_there_are(self):
         self.refused(self.script_of("exec \"$@\"\n"), "CPPOOL_AGENTS")
@@ -552,10 +568,8 @@ class BadInput(Case):
 
     def test_another_version_or_build(self):
         """A process with the secret that says what an older agent would."""
-        liar = os.path.join(self.folder.name, "liar.py")
-        with open(liar, "w") as file:
-            file.write(LIAR)
-        self.refused(f"{sys.executable} {liar}", "the agent on node old is cppoold 0.0.1+0123456789ab, and this one is ")
+        self.refused(self.greeter('greet(connect(), 0, 1, "0.0.1+0123456789ab", "old")\ntime.sleep(600)\n'),
+                     "the agent on node old is cppoold 0.0.1+0123456789ab, and this one is ")
 
     def test_another_secret_is_dropped_and_counted(self):
         path = self.script_of("CPPOOL_SECRET=wrong CPPOOL_AGENTS=1 \"$@\"; sleep 0.2\n")
