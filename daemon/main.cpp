@@ -296,7 +296,8 @@ class Daemon {
     } else {
       auto ranks = std::make_unique<AgentRanks>(
           under_way_, agents,
-          AgentRanks::Options{options_.world_size, place, options_.case_files, options_.allow_faults, {}},
+          AgentRanks::Options{
+              options_.world_size, place, options_.case_files, options_.allow_faults, {}, options_.kernels},
           limit);
       times = ranks->init_ms();
       ranks_ = std::move(ranks);

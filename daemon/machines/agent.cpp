@@ -256,8 +256,9 @@ class Agent {
   }
 
   void Prepare(const Json& job, Json& answer) {
-    const auto parsed = protocol::ParseRequest(job.at("request").get<std::string>());
-    const auto& request = std::get<protocol::RunRequest>(parsed.operation);
+    auto parsed = protocol::ParseRequest(job.at("request").get<std::string>());
+    auto& request = std::get<protocol::RunRequest>(parsed.operation);
+    request.digests = job.at("digests");  // also of libraries that the head's options name
     prepared_ = ranks_->PrepareRun(request, LimitOf(job));
     answer["library"] = prepared_->registered.library;
     answer["seed"] = prepared_->seed ? Json(*prepared_->seed) : Json();

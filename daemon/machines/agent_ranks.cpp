@@ -130,13 +130,16 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
     throw Refusal(FailureKind::kInvalidRequest,
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
                   "--python (PoolOptions::python)");
-  protocol::RunRequest with_digests = request;
-  SendLibraries(protocol::NamedLibraries(request), with_digests.load, with_digests.digests, until);
+  protocol::RunRequest sent = request;
+  if (!sent.choice.named()) sent.choice = options_.kernels;
+  std::map<std::string, std::string> digests = std::exchange(sent.digests, {});
+  SendLibraries(protocol::NamedLibraries(sent), sent.load, digests, until);
   const auto left =
       std::max(std::chrono::duration_cast<std::chrono::milliseconds>(until - kWayBack - Clock::now()), 1ms);
   const std::vector<Json> answers =
       agents_.AskAll({{"frame", "prepare"},
-                      {"request", protocol::SerializeRequest({std::nullopt, with_digests})},
+                      {"request", protocol::SerializeRequest({std::nullopt, sent})},
+                      {"digests", digests},
                       {"limit_ms", left.count()}},
                      until);
   ThrowRefusal(answers, agents_);

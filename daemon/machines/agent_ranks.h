@@ -14,6 +14,7 @@
 #include "daemon/machines/library_frames.h"
 #include "daemon/ranks.h"
 #include "daemon/under_way.h"
+#include "protocol/kernel_choice.h"
 
 namespace cppool::daemon {
 
@@ -25,6 +26,7 @@ class AgentRanks : public Ranks {
     std::vector<std::string> case_files;  // of --case
     bool allow_faults = false;
     FailureLimits limits;
+    protocol::KernelChoice kernels;  // what requests that name none run on
   };
 
   // Returns when all ranks are open. Throws StartError. The others outlive it.

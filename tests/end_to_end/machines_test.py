@@ -126,17 +126,19 @@ class Worlds(Threads):
 
 class Libraries(Case):
     def test_libraries_are_sent_by_content(self):
-        """The head alone finds the file: it is below its working folder. Each agent has a cache of its own."""
+        """The head alone finds the files: they are below its working folder. Each agent has a cache of its own."""
         script = os.path.join(self.folder.name, "elsewhere")
         with open(script, "w") as file:
             file.write("#!/bin/sh\nfor i in 0 1; do (cd / && CPPOOL_CACHE=" + self.folder.name +
                        "/cache$i CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i exec \"$@\") & done; wait\n")
         os.chmod(script, 0o700)
         shutil.copy(LIBRARY, os.path.join(self.folder.name, "mine.so"))
+        own = os.path.join(self.folder.name, "own.so")
+        shutil.copy(os.path.join(os.path.dirname(LIBRARY), "libcppool_test_kernel_naive.so"), own)
         here = os.getcwd()
         os.chdir(self.folder.name)
         try:
-            head = Head(script, world_size=2)
+            head = Head(script, world_size=2, options=["--kernels=./own.so"])
         finally:
             os.chdir(here)
         self.addCleanup(self.check_end, head)
@@ -148,7 +150,17 @@ class Libraries(Case):
         digest = answer["libraries"][0]["digest"]
         for cache in ("cache0", "cache1"):
             copies = os.listdir(os.path.join(self.folder.name, cache, "libraries"))
-            self.assertEqual([name for name in copies if digest in name], copies)
+            self.assertEqual(len([name for name in copies if digest in name]), 1, copies)
+        kernels = []
+        for _ in range(2):
+            answer = head.run()
+            self.assertTrue(answer["ok"], answer)
+            kernels.append((answer["kernels"]["file"], answer["kernels"]["digest"]))
+            with open(own, "ab") as file:
+                file.write(b"built again")
+        self.assertEqual([file for file, _ in kernels], ["./own.so"] * 2)
+        self.assertNotEqual(*kernels)
+        self.assertNotIn("file", head.run(kernels="cppool")["kernels"])
         with open(os.path.join(self.folder.name, "mine.so"), "ab") as file:
             file.write(os.urandom(7 << 20))  # more than a frame has
         large = head.ask(op="run", case="odd", load=[mine])
