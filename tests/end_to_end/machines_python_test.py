@@ -164,6 +164,20 @@ class Faults:
                 self.assertEqual(ends[0], ends[1])
                 self.assertEqual(failure["node"], nodes[1]["node"])
 
+    def test_a_fork_server_is_killed(self):
+        """Its agent lives, and starts another."""
+        def kill(_, nodes):
+            for server in children(nodes[1]["pid"]):
+                os.kill(server, signal.SIGKILL)
+        head, nodes = self.during(kill)
+        answer = head.answer()
+        self.assertFalse(answer.get("fatal", False), answer)
+        self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
+        self.assertIn(answer["failure"]["rank"], nodes[1]["ranks"])
+        self.assertIn("the fork server was killed by signal 9", answer["error"])
+        self.check_passes(head)
+        self.assertEqual([node["pid"] for node in head.nodes()], [node["pid"] for node in nodes])
+
 
 class Failures(Kills, Faults, Python):
     def test_the_report_of_a_deadline_has_all_ranks_and_what_they_do(self):
@@ -243,18 +257,6 @@ class Failures(Kills, Faults, Python):
             time.sleep(0.05)
             os.kill(nodes[1]["pid"], signal.SIGKILL)
             self.assertEqual(head.process.wait(60), 3)
-
-    def test_a_fork_server_is_killed(self):
-        """Its agent lives, and starts another."""
-        def kill(_, nodes):
-            for server in children(nodes[1]["pid"]):
-                os.kill(server, signal.SIGKILL)
-        head, nodes = self.during(kill)
-        answer = head.answer(10)
-        self.assertFalse(answer.get("fatal", False), answer)
-        self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
-        self.assertIn("the fork server was killed by signal 9", answer["error"])
-        self.check_passes(head)
 
 
 class OpenMpi(ByMpirun, Places, Faults, Python):
