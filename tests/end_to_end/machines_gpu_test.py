@@ -98,8 +98,8 @@ class BadWorlds(TwoGpus):
         self.refused("making the communicators' id", "node ", environment={"NCCL_SOCKET_IFNAME": "none0"})
 
 
-class Failures(machines_test.Failures):
-    backend, world_size, most_agents, fault_rank = "cuda", 2, 2, 1
+class Failures(machines_test.Faults, machines_test.Failures):
+    backend, world_size, most_agents, fault_rank, at_once = "cuda", 2, 2, 1, 1
     params = {"transfers": "comm"}  # in one process, too
 
     def test_a_world_after_a_lost_one(self):

@@ -115,7 +115,7 @@ class Places:
                 self.assertEqual(len({value[6] for value in values}), 1)
 
 
-class Worlds(Places, Python):
+class Worlds(Python):
     def test_torch_is_told_the_interface_that_reaches_the_head(self):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
@@ -150,19 +150,21 @@ class Worlds(Places, Python):
 
 class Faults:
     def test_answers_are_those_of_one_machine_with_the_node(self):
+        heads = [self.head(agents) for agents in (None, 2)]
+        node = heads[1].nodes()[1]["node"]
         for kind in ("fails", "exits", "aborts", "stops", "hangs"):
             with self.subTest(kind):
                 ends = []
-                for agents in (None, 2):
-                    with self.head(agents) as head:
-                        answer = self.call(head, "fault", {"rank": 2, "kind": kind, "others": 100 if kind == "aborts" else 0}, deadline_ms=2000)
-                        failure = answer["failure"]
-                        ends.append((answer["status"], failure["kind"], failure["rank"], failure["stage"], answer.get("fatal", False),
-                                     answer["replaced"]))
-                        self.check_passes(head)
-                        nodes = head.ask(op="hello").get("nodes")
+                python = {"function": f"{self.cases}:fault", "kwargs": {"rank": 2, "kind": kind, "others": 100 if kind == "aborts" else 0}}
+                for head in heads:  # both at once: some last until the deadline
+                    head.send(op="run", python=python, deadline_ms=2000)
+                for head in heads:
+                    answer = head.answer()
+                    failure = answer["failure"]
+                    ends.append((answer["status"], failure["kind"], failure["rank"], failure["stage"], answer.get("fatal", False), answer["replaced"]))
+                    self.check_passes(head)
                 self.assertEqual(ends[0], ends[1])
-                self.assertEqual(failure["node"], nodes[1]["node"])
+                self.assertEqual(failure["node"], node)
 
     def test_a_fork_server_is_killed(self):
         """Its agent lives, and starts another."""
@@ -179,7 +181,7 @@ class Faults:
         self.assertEqual([node["pid"] for node in head.nodes()], [node["pid"] for node in nodes])
 
 
-class Failures(Kills, Faults, Python):
+class Failures(Kills, Python):
     def test_the_report_of_a_deadline_has_all_ranks_and_what_they_do(self):
         with self.head() as head:
             answer = self.call(head, "fault", {"rank": 3, "kind": "stops", "others": 100}, deadline_ms=2000)
@@ -227,17 +229,24 @@ class Failures(Kills, Faults, Python):
         self.assertIn(f"is lost with node {nodes[1]['node']} (ranks 2 and 3): its connection ended", answer["error"])
         self.assertEqual(head.end(), 3)
 
-    def test_an_agent_is_stopped(self):
+    def stop_others(self):
+        """An agent before a deadline, without a client and with one."""
         head, nodes = self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=2000)
-        answer = head.answer(20)
-        self.assertEqual((answer["failure"]["kind"], answer["fatal"]), ("timeout", True), answer)
-        self.assertIn(f"rank 1 on node {nodes[0]['node']}: there, ", answer["error"])
-        self.assertIn(f"rank 3 on node {nodes[1]['node']}: the runtime does not say where", answer["error"])
-        self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
-        self.assertEqual(head.end(), 3)
+        client = self.client_of_a_stopped_agent()
 
-    def test_the_client_is_told_of_a_stopped_agent(self):
-        """Before it gives up on the daemon, which waits for ranks that cannot end."""
+        def check():
+            answer = head.answer()
+            self.assertEqual((answer["failure"]["kind"], answer["fatal"]), ("timeout", True), answer)
+            self.assertIn(f"rank 1 on node {nodes[0]['node']}: there, ", answer["error"])
+            self.assertIn(f"rank 3 on node {nodes[1]['node']}: the runtime does not say where", answer["error"])
+            self.assertEqual(answer["failure"]["node"], nodes[1]["node"])
+            self.assertEqual(head.end(), 3)
+            out = client.communicate(timeout=60)[0]
+            self.assertEqual(out.splitlines()[-1:], ["timeout True"], out)
+        return check
+
+    def client_of_a_stopped_agent(self):
+        """It is told before it gives up on the daemon, which waits for ranks that cannot end."""
         script = ("import cppool, os, signal, sys, threading\n"
                   f"with cppool.Pool(4, backend='host', launch={self.launch(2)!r}, python={PYTHON!r}) as pool:\n"
                   "    nodes = pool.hello()['nodes']\n"
@@ -245,10 +254,9 @@ class Failures(Kills, Faults, Python):
                   f"    result = pool.call({self.cases + ':fault'!r}, {{'rank': 0, 'kind': 'hangs', 'others': 100}}, deadline=3)\n"
                   "    print(result.failure.kind, result.failure.node == nodes[1]['node'])\n")
         build = os.path.dirname(os.path.dirname(Head.daemon))
-        done = subprocess.run([PYTHON, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              env={**os.environ, "CPPOOL_DAEMON": Head.daemon, "CPPOOL_HEAD_ADDRESS": "127.0.0.1",
-                                   "PYTHONPATH": os.path.join(build, "python")})
-        self.assertEqual(done.stdout.splitlines()[-1:], ["timeout True"], done.stdout)
+        return subprocess.Popen([PYTHON, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                env={**os.environ, "CPPOOL_DAEMON": Head.daemon, "CPPOOL_HEAD_ADDRESS": "127.0.0.1",
+                                     "PYTHONPATH": os.path.join(build, "python")})
 
     def test_an_agent_is_killed_while_ranks_are_replaced(self):
         with self.head() as head:

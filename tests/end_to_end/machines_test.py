@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from machines_support import SMALL, ByMpirun, Case, Head, Kills, children, rank_list
 
@@ -42,14 +43,13 @@ class Threads(Case):
     def head(self, agents=2, world_size=None, options=(), **more):
         return super().head(agents, world_size, options=["--allow-faults", *options], **more)
 
-    def during(self, do, deadline_ms=5000):
+    def during(self, do, deadline_ms=60000):
         head = self.head()
         nodes = head.nodes()
         head.send(op="run", params=SMALL, repeat=10000, deadline_ms=deadline_ms)
         time.sleep(0.3)
-        begin = time.monotonic()
         do(head, nodes)
-        return head, nodes, begin
+        return head, nodes
 
 
 class Worlds(Threads):
@@ -62,7 +62,8 @@ class Worlds(Threads):
         foreign = os.path.join(os.path.dirname(LIBRARY), "libcppool_test_kernel_naive.so")
 
         def all_digests(head):
-            return [self.digests(answer) for answer in [*map(head.run, cells), head.run(kernels=foreign)]]
+            short = {"max_seqlen_q": 64}
+            return [self.digests(answer) for answer in [*(head.run({**short, **cell}) for cell in cells), head.run(short, kernels=foreign)]]
 
         with self.head(None) as one:
             expected = all_digests(one)
@@ -116,7 +117,7 @@ class Worlds(Threads):
 
     def test_status_names_all_ranks(self):
         with self.head() as head:
-            head.send(op="run", id="run", params=SMALL, fault={"kind": "stall", "rank": 3}, deadline_ms=4000)
+            head.send(op="run", id="run", params=SMALL, fault={"kind": "stall", "rank": 3}, deadline_ms=3000)
             time.sleep(1)
             status = head.ask(op="status", id="s")
             self.assertEqual([rank["rank"] for rank in status["ranks"]], [0, 1, 2, 3])
@@ -246,15 +247,16 @@ class Libraries(Case):
 
 
 class Faults:
-    def compare_faults(self, kinds, agents):
+    def compare_faults(self, kinds, agents, deadline_ms=3000):
         """The answer is that of a world of one process, with the node beside it, and so is what the world can do then."""
         heads = [None, None]
         for kind in kinds:
             with self.subTest(kind):
                 fault, ends = {"kind": kind, "rank": self.fault_rank}, []
-                for index, its_agents in enumerate((None, agents)):
-                    head = heads[index] = heads[index] or self.head(its_agents)
-                    answer = head.run(self.params, fault=fault, deadline_ms=3000)
+                heads = [head or self.head(its_agents) for head, its_agents in zip(heads, (None, agents))]
+                with ThreadPoolExecutor(self.at_once) as pool:  # some last until the deadline
+                    answers = list(pool.map(lambda head: head.run(self.params, fault=fault, deadline_ms=deadline_ms), heads))
+                for index, (head, answer) in enumerate(zip(heads, answers)):
                     failure = answer.get("failure") or {"kind": None, "rank": None}
                     # Either of the two ranks may be the first to see it.
                     either = ("wrong_size",) if self.world_size > 2 else ("wrong_size", "skip_collective")
@@ -293,7 +295,7 @@ class FaultsOnTheHost(Threads):
     compare_faults = Faults.compare_faults
 
     def test_faults_of_a_case(self):
-        self.compare_faults(["flood", "out_of_bounds"], 2)
+        self.compare_faults(["flood", "out_of_bounds"], 2, deadline_ms=30000)  # which end by themselves
         head = self.head()
         answer = head.run(fault={"kind": "trap", "rank": self.fault_rank})
         self.assertTrue(answer["fatal"], answer)
@@ -307,10 +309,9 @@ class FaultsOnTheHost(Threads):
         self.assertTrue(head.lines.get(timeout=30).startswith('{"ok": true, "status": "pas{"checks"'))
 
 
-class Failures(Kills, Faults, Threads):
-    def check_lost(self, head, nodes, begin, limit):
+class Failures(Kills, Threads):
+    def check_lost(self, head, nodes):
         answer = head.answer()
-        self.assertLess(time.monotonic() - begin, limit)
         self.assertTrue(answer["fatal"], answer)
         self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
         self.assertEqual(head.end(), 3)
@@ -318,14 +319,13 @@ class Failures(Kills, Faults, Threads):
         return answer
 
     def test_an_agent_is_killed(self):
-        answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL)), 5)
+        answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL)))
         self.assertIn(rank_list(self.world_size // 2, self.world_size), answer["error"])
         self.assertEqual(answer["failure"]["kind"], "internal")
 
     def test_an_agent_is_stopped(self):
-        head, nodes, begin = self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=3000)
+        head, nodes = self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=3000)
         answer = head.answer()
-        self.assertLess(time.monotonic() - begin, 6)
         self.assertEqual(answer["failure"]["kind"], "timeout", answer)
         self.assertEqual(len(answer["ranks"]), self.world_size)
         self.assertIn(f"rank {self.world_size - 1} on node {nodes[1]['node']}", answer["error"])
@@ -365,26 +365,49 @@ class Failures(Kills, Faults, Threads):
                 self.assertEqual((answer["failure"]["kind"], answer["failure"]["node"]), ("internal", nodes[1]["node"]), answer)
                 self.assertEqual(head.end(), 3)
 
-    def test_a_stopped_agent_is_missed_by_its_heartbeat(self):
-        answer = self.check_lost(*self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000), 20)
-        self.assertIn("nothing came from it for 10 s", answer["error"])
-
-    def test_requests_without_ranks_name_a_lost_node(self):
+    def stop_others(self):
+        """An agent in a run, in requests without ranks, and before the others have come."""
+        heads = {"run": self.during(lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGSTOP), deadline_ms=60000)}
         for operation in ("list", "stats", "validate"):
-            with self.subTest(operation):
-                head = self.head()
-                nodes = head.nodes()
-                os.kill(nodes[1]["pid"], signal.SIGSTOP)
-                begin = time.monotonic()
-                head.send(op=operation, **({"params": SMALL} if operation == "validate" else {}))
-                self.assertIn(self.check_lost(head, nodes, begin, 20)["failure"]["kind"], ("internal", "timeout"))
+            head = self.head()
+            nodes = head.nodes()
+            os.kill(nodes[1]["pid"], signal.SIGSTOP)
+            head.send(op=operation, **({"params": SMALL} if operation == "validate" else {}))
+            heads[operation] = head, nodes
+        early = self.with_one_of_two(signal.SIGSTOP)
+
+        def check():
+            for operation, (head, nodes) in heads.items():
+                with self.subTest(operation):
+                    answer = self.check_lost(head, nodes)
+                    self.assertIn(answer["failure"]["kind"], ("internal", "timeout"))
+                    if operation == "run":
+                        self.assertIn("nothing came from it for 10 s", answer["error"])
+            self.check_lost_early(early, "nothing came from it for 10 s")
+        return check
+
+    def test_an_agent_that_is_lost_before_the_others_come(self):
+        self.check_lost_early(self.with_one_of_two(signal.SIGKILL), "its connection ended")
+
+    def with_one_of_two(self, number):
+        """A head for which one agent has come, which then gets this signal."""
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & echo $! >&2; wait; sleep 60\n")
+        head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "60000"})
+        self.addCleanup(self.check_end, head)
+        self.eventually(lambda: any("agent 1 of 2 has come" in line for line in head.stderr))
+        os.kill(self.number(head), number)
+        return head
+
+    def check_lost_early(self, head, why):
+        self.assertEqual(head.end(60), 2)
+        self.assertRegex("".join(head.stderr), f"the agent on node .* was lost when 1 of 2 agents had come \\(.*\\): {why}")
 
     def test_the_launcher_is_killed(self):
         def kill(head, nodes):
             own = [pid for pid in head.marked() if pid != head.process.pid and pid not in [node["pid"] for node in nodes]]
             for pid in own:
                 os.kill(pid, signal.SIGKILL)
-        head, nodes, _ = self.during(kill, deadline_ms=3000)
+        head, _ = self.during(kill, deadline_ms=3000)
         answer = head.answer()
         self.assertEqual(answer["status"], "error")
         self.assertEqual(head.end(), 3)
@@ -488,17 +511,6 @@ class BadInput(Case):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 60\n")
         self.refused(path, "in time: 1 of 2 agents had come (", environment={"CPPOOL_START_LIMIT_MS": "4000"})
 
-    def test_an_agent_that_is_lost_before_the_others_come(self):
-        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & echo $! >&2; wait; sleep 60\n")
-        for number, text in [(signal.SIGKILL, "its connection ended"), (signal.SIGSTOP, "nothing came from it for 10 s")]:
-            with self.subTest(number):
-                head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "60000"})
-                self.addCleanup(self.check_end, head)
-                self.eventually(lambda: any("agent 1 of 2 has come" in line for line in head.stderr))
-                os.kill(self.number(head), number)
-                self.assertEqual(head.end(60), 2)
-                self.assertRegex("".join(head.stderr), f"the agent on node .* was lost when 1 of 2 agents had come \\(.*\\): {text}")
-
     def test_a_long_sentinel(self):
         """It is in a frame to the agents."""
         done = subprocess.run([DAEMON, "--world-size=2", "--backend=host", f"--sentinel={'x' * 5000}", f"--launch={self.launch(2)}"], input='{"op": "hello"}\n',
@@ -520,33 +532,40 @@ class BadInput(Case):
     def test_what_a_launcher_leaves_behind_and_what_ignores_sigterm_ends(self):
         """Also when the client dies. One that ends the head gives it 5 s from SIGTERM; this waits for as long as it takes."""
         path = self.script_of("trap '' TERM\nsetsid sh -c 'sleep 600 & sleep 600' &\nCPPOOL_AGENTS=1 \"$@\" &\nwait; sleep 600; sleep 600\n")
-        for ways in (["stdin"], ["SIGTERM"], ["SIGTERM", "SIGTERM"], ["parent"]):
-            with self.subTest(ways):
-                # The shell, the head's parent, lets it keep stdin, which shows no end.
-                head = Head(path, parent=["sh", "-c", '"$@"; exit', "sh"] if ways == ["parent"] else [])
-                self.addCleanup(self.check_end, head)
-                head.nodes()
-                for way in ways:
-                    if way == "stdin":
-                        head.process.stdin.close()
-                    elif way == "parent":
-                        head.process.kill()
-                        self.eventually(lambda: not head.marked())
-                    else:
-                        head.process.send_signal(signal.SIGTERM)
-                        time.sleep(0.5)  # it is ending when the second one comes
+        heads = {}
+        for way in ("stdin", "SIGTERM", "SIGTERM twice", "parent"):
+            # The shell, the head's parent, lets it keep stdin, which shows no end.
+            heads[way] = head = Head(path, parent=["sh", "-c", '"$@"; exit', "sh"] if way == "parent" else [])
+            self.addCleanup(self.check_end, head)
+            head.nodes()
+            if way == "stdin":
+                head.process.stdin.close()
+            elif way == "parent":
+                head.process.kill()
+            else:
+                head.process.send_signal(signal.SIGTERM)
+                if way == "SIGTERM twice":
+                    time.sleep(0.5)  # it is ending when the second one comes
+                    head.process.send_signal(signal.SIGTERM)
+        for way, head in heads.items():
+            with self.subTest(way):
+                if way == "parent":
+                    self.eventually(lambda: not head.marked())
                 head.process.wait(60)
                 head.end()
                 self.assertEqual(head.left, [])
 
     def test_what_a_launcher_leaves_behind_ends_with_a_start_that_is_given_up(self):
         """That the agents then go is no failure of the start."""
+        heads = []
         for agent, begun in [("", "begun\n"), ("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" &\n", "agent 1 of 2 has come")]:
+            head = Head(self.script_of(f"{agent}trap '' TERM\nsetsid sleep 600 &\necho begun >&2\nwait; sleep 600\n"))
+            self.addCleanup(self.check_end, head)
+            self.eventually(lambda: any(begun in line for line in head.stderr) and "begun\n" in head.stderr)
+            head.process.send_signal(signal.SIGTERM)
+            heads.append((begun, head))
+        for begun, head in heads:
             with self.subTest(begun):
-                head = Head(self.script_of(f"{agent}trap '' TERM\nsetsid sleep 600 &\necho begun >&2\nwait; sleep 600\n"))
-                self.addCleanup(self.check_end, head)
-                self.eventually(lambda: any(begun in line for line in head.stderr) and "begun\n" in head.stderr)
-                head.process.send_signal(signal.SIGTERM)
                 self.assertEqual(head.end(60), 128 + signal.SIGTERM)
                 self.assertNotIn("cppoold: start ", "".join(head.stderr))
 
@@ -558,19 +577,22 @@ class BadInput(Case):
             self.eventually(lambda: not os.path.exists(f"/proc/{orphan}"))
 
     def test_a_node_that_comes_late(self):
-        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 3; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
+        path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\" & sleep 1; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & wait\n")
         with Head(path) as head:
             self.assertEqual([node["ranks"] for node in head.nodes()], [[0, 1], [2, 3]])
             self.assertTrue(head.run()["ok"])
 
     def test_an_agent_that_comes_after_all_others(self):
         """It finds nobody who listens, and says so; the world is as it was."""
-        path = self.script_of("for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; sleep 2; CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=1 \"$@\"; wait\n")
+        complete = os.path.join(self.folder.name, "complete")
+        path = self.script_of("export CPPOOL_AGENTS=2\nfor i in 0 1; do CPPOOL_AGENT_INDEX=$i \"$@\" & done\n"
+                              f"while ! [ -e {complete} ]; do sleep 0.1; done; CPPOOL_AGENT_INDEX=1 \"$@\"; wait\n")
         with Head(path) as head:
             self.assertTrue(head.run()["ok"])
-            time.sleep(2.5)
+            with open(complete, "w"):
+                pass
+            self.eventually(lambda: any("cannot be reached: Connection refused; it listens only until its agents have come" in line for line in head.stderr))
             self.assertTrue(head.run()["ok"])
-        self.assertIn("cannot be reached", "".join(head.stderr))
 
     def test_more_agents_than_expected(self):
         path = self.script_of("CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=0 \"$@\" & CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=2 \"$@\" & wait\n")
@@ -615,7 +637,7 @@ class BadInput(Case):
         self.refused(self.launch(2), "--transport", options=["--transport=peer"])
 
     def test_many_strangers_that_say_nothing_do_not_keep_agents_out(self):
-        path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 2\n"
+        path = self.script_of("for last; do :; done; echo \"head $last\" >&2; sleep 1\n"
                               "for i in 0 1; do CPPOOL_AGENTS=2 CPPOOL_AGENT_INDEX=$i \"$@\" & done; wait\n")
         head = Head(path, environment={"CPPOOL_START_LIMIT_MS": "16000"})
         self.addCleanup(self.check_end, head)
@@ -624,11 +646,6 @@ class BadInput(Case):
         self.assertTrue(head.run()["ok"], "".join(head.stderr))
         for stranger in strangers:
             stranger.close()
-
-    def number(self, head):
-        """A pid that its launcher has written, perhaps after what the head has."""
-        self.eventually(lambda: any(line.strip().isdigit() for line in head.stderr))
-        return next(int(line) for line in head.stderr if line.strip().isdigit())
 
     def address(self, head):
         """What its launcher has written."""
@@ -709,11 +726,13 @@ class Command(Case):
 
 class OpenMpi(ByMpirun, Faults, Threads):
     def test_the_essential_suite(self):
-        for agents in (2, 4):
-            done = subprocess.run([COMMAND, "run", "--suite=essential", "--max-seqlen=64", "--world-size=4", "--backend=host", "--launch",
+        def run(agents):
+            return subprocess.run([COMMAND, "run", "--suite=essential", "--max-seqlen=16", "--world-size=4", "--backend=host", "--launch",
                                    self.launch(agents)], env={**os.environ, "CPPOOL_HEAD_ADDRESS": "127.0.0.1", "CPPOOL_DAEMON": DAEMON},
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "120 passed, 0 failed, 0 skipped"), done.stdout[-4000:])
+        with ThreadPoolExecutor(2) as pool:
+            for done in pool.map(run, (2, 4)):
+                self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "120 passed, 0 failed, 0 skipped"), done.stdout[-4000:])
 
 
 def take_arguments():
