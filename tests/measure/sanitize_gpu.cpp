@@ -37,6 +37,35 @@ using cppool::Result;
 using cppool::client::ShellQuote;
 using cppool::suite::Cell;
 
+// fp8: each head dim with each kind of products and of casts; with one scale for each tensor the step that
+// finds dS's scale comes first. Three blocks of keys of most kernels.
+constexpr const char* kFp8Cells = R"({
+ "rows": {"d64": {"head_dim_qk": 64, "head_dim_v": 64}, "d128": {"head_dim_qk": 128, "head_dim_v": 128},
+          "d128_64": {"head_dim_qk": 128, "head_dim_v": 64}, "d192_128": {"head_dim_qk": 192, "head_dim_v": 128},
+          "d256": {"head_dim_qk": 256, "head_dim_v": 256}},
+ "axes": {
+  "small": [{"set": {"dtype": "fp8", "fp8_dpa": true, "batch_size": 1, "num_heads": 4, "num_gqa_groups": 2,
+                     "max_seqlen_q": 384, "max_seqlen_kv": 384, "attn_mask_type": "causal"}}],
+  "recipe": [
+   {"set": {"scaling_mode": "delayed", "fp8_mha": true, "fp8_products": "native", "cp_comm_type": "a2a"}},
+   {"set": {"scaling_mode": "current", "fp8_bwd": false, "fp8_products": "native", "cp_comm_type": "p2p",
+            "attn_mask_type": "no_mask", "return_max_logit": true}},
+   {"set": {"scaling_mode": "current", "fp8_products": "bf16", "cp_comm_type": "all_gather"}},
+   {"set": {"scaling_mode": "mxfp8", "cp_comm_type": "p2p"}}],
+  "recipe with a bias": [{"set": {"scaling_mode": "current"}}, {"set": {"scaling_mode": "mxfp8"}}],
+  "bias": [{"set": {"cp_comm_type": "a2a", "attn_bias_type": "post_scale_bias", "bias_shape": "1hss"}}],
+  "packed": [{"set": {"scaling_mode": "delayed", "fp8_products": "native", "cp_comm_type": "p2p",
+                      "qkv_format": "thd", "attn_mask_type": "padding_causal", "pad_between_seqs": true}}],
+  "groups": [{"set": {"scaling_mode": "delayed", "fp8_products": "native", "cp_comm_type": "a2a+p2p"}}]
+ },
+ "cells": [
+  {"rows": ["d*"], "world_size": 2, "over": ["small", "recipe"]},
+  {"rows": ["d192_128"], "world_size": 2, "over": ["small", "recipe with a bias", "bias"]},
+  {"rows": ["d128"], "world_size": 2, "over": ["small", "packed"]},
+  {"rows": ["d128"], "world_size": 4, "over": ["small", "groups"]}
+ ]
+})";
+
 constexpr std::chrono::minutes kLong{
     10};  // an instrumented kernel takes a hundred times as long, and the start of a daemon a minute
 
@@ -110,8 +139,8 @@ void ThinOut(Json* params, int world_size) {
   }
 }
 
-// Every feature with every schedule (cppool's own cells of the matrix) and the kernels without features (the
-// smoke suite).
+// Every feature with every schedule (cppool's own cells of the matrix), the kernels without features (the
+// smoke suite), and those of fp8.
 std::vector<Cell> CellsFor(const Options& options, int world_size) {
   std::vector<cppool::suite::Filter> filters;
   for (const std::string& text : options.filters) {
@@ -121,9 +150,10 @@ std::vector<Cell> CellsFor(const Options& options, int world_size) {
   std::vector<Cell> all = cppool::suite::LoadSuite("smoke"), chosen;
   for (Cell& cell : cppool::suite::LoadSuite("matrix"))
     if (cell.suite == "own") all.push_back(std::move(cell));
+  for (Cell& cell : cppool::suite::CellsOfFile("fp8", Json::parse(kFp8Cells))) all.push_back(std::move(cell));
   for (Cell& cell : cppool::suite::Select(all, filters)) {
     if (cell.world_size != world_size) continue;
-    cppool::suite::Shrink(&cell.params, options.max_seqlen, world_size);
+    cppool::suite::Shrink(&cell.params, options.max_seqlen * (cell.suite == "fp8" ? 3 : 1), world_size);
     ThinOut(&cell.params, world_size);
     chosen.push_back(std::move(cell));
   }
@@ -177,6 +207,11 @@ class Sanitize {
         run.checks = tool != "racecheck" || cell.suite == "smoke";
         try {
           const Result result = pool.Run(cell.params, run);
+          if (result.status == cppool::Status::kSkipped &&
+              cell.params.value("fp8_products", "") == "native") {
+            std::printf("%s: not run: %s: %s\n", name.c_str(), cell.name.c_str(), result.error.c_str());
+            continue;
+          }
           if (!result.ok()) wrong = std::string(ToString(result.status)) + ": " + result.error;
         } catch (const PoolError& error) {
           const auto& why = error.start_failure();
@@ -256,7 +291,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--filter", options.filters, "Only cells with key=value, as in `cppool run`")
       ->allow_extra_args(false);
-  app.add_option("--max-seqlen", options.max_seqlen, "Shrinks lengths to at most this")
+  app.add_option("--max-seqlen", options.max_seqlen,
+                 "Shrinks lengths to at most this (fp8: three times this)")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--sanitizer", options.sanitizer, "The program compute-sanitizer")->capture_default_str();
