@@ -761,8 +761,7 @@ Verifier::BlockResults Verifier::Divide(const RowBlocks& rows, std::int64_t colu
 
 GradientTerms Verifier::Terms(CheckedTensor kind) const {
   GradientTerms terms = TermsOf(spec_, kind);
-  terms.of_payloads = fp8_ && !InBlocks(*spec_.fp8) && spec_.fp8->products != Fp8Products::kBf16 &&
-                      std::strcmp(rt_->backend, "host") != 0;
+  terms.of_payloads = fp8_sum_keys_ != 0;
   return terms;
 }
 

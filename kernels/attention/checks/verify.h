@@ -35,8 +35,9 @@ class Verifier {
   // Bytes of the oracle's results on a rank, exact and plain.
   static double OutputBytes(const AttentionSpec& spec, const OracleSample& sample, int world_size);
 
-  // A case in fp8 sets its problem before the calls below; it outlives them.
-  void UseQuantized(const Fp8Problem& problem) { fp8_ = &problem; }
+  // A case in fp8 sets its problem, and Capabilities::fp8_sum_keys, before the calls below; the problem
+  // outlives them.
+  void UseQuantized(const Fp8Problem& problem, int sum_keys) { fp8_ = &problem, fp8_sum_keys_ = sum_keys; }
 
   // In fp8 the ranks divide the calls of the oracle: every rank calls it at once.
   void AgainstOracle();
@@ -145,6 +146,7 @@ class Verifier {
   // fp8: this rank's and plain attention's errors on this rank's rows of the sample.
   std::map<CheckedTensor, std::pair<CompareStats, CompareStats>> sampled_;
   const Fp8Problem* fp8_ = nullptr;
+  int fp8_sum_keys_ = 0;
   std::map<CheckedTensor, double> tolerances_;  // of the oracle's checks that have failed
   std::deque<HostArray<BlockStats>> block_stats_;
   std::deque<RowBlocks> bias_blocks_;

@@ -230,7 +230,7 @@ class AttentionRun {
         reference_step = reference.Fp8();
         fp8.emplace(rt_, spec_, *check_, local, global, step, reference_step, delta.get<float>(), report_);
         fp8->CheckBits();
-        verifier.UseQuantized(fp8->problem());
+        verifier.UseQuantized(fp8->problem(), attention_.family.capabilities(RequestOf(spec_)).fp8_sum_keys);
       }
       verifier.AgainstOracle();
       verifier.AgainstNoCp();

@@ -11,6 +11,7 @@
 #include <cppool/version.h>
 
 #include "kernels/attention/families/sm90/choice.h"
+#include "kernels/attention/families/sm90/config.h"
 #include "kernels/attention/problem/transposed.h"
 #include "kernels/numerics/fp8.h"
 #include "kernels/runtime.h"
@@ -420,6 +421,7 @@ class Family : public AttentionFamily {
     if (MultipliesPayloads(request)) {
       can.forward_qk = Fp8Form::kPayload;
       can.forward_v = Fp8Form::kTransposed;
+      can.fp8_sum_keys = NativeForwardTiling<128, 128>::kBlock;  // as with all head dims
     }
     return can;
   }

@@ -5,6 +5,7 @@
 #include <cppool/attention.h>
 
 #include <string>
+#include <string_view>
 
 #include "kernels/attention/attention_family.h"
 
@@ -19,14 +20,17 @@ class TableFamily : public AttentionFamily {
   const char* kernels() const override { return kernel_.name; }
   const char* version() const override { return kernel_.version; }
   const char* name() const override { return "table"; }
-  Capabilities capabilities(const KernelRequest&) const override {
+  Capabilities capabilities(const KernelRequest& request) const override {
+    // How a library's kernel sums is its own.
+    const bool may_sum_payloads = request.fp8 && std::string_view(kernel_.backend) != "host";
     return {.continues_softmax = true,
             .gradients_apart = false,
             .accumulates_gradients = true,
             .bias_with_gradients = true,
             .forward_qk = Fp8Form::kPayload,
             .forward_v = Fp8Form::kPayload,
-            .backward = Fp8Form::kPayload};
+            .backward = Fp8Form::kPayload,
+            .fp8_sum_keys = may_sum_payloads ? Capabilities::kAllKeys : 0};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override;
   std::unique_ptr<BlockAsker> AskBlocks() const override;

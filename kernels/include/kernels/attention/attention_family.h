@@ -55,6 +55,10 @@ struct Capabilities {
   // In what form operands of fp8 with one scale for each tensor are read; those in blocks are always values.
   // kPayload for q and k of the forward pass: its products are of payloads, too, unless it is a library's.
   Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
+  // Products of payloads are summed with the few bits of 8-bit tensor cores over so many keys, and then added
+  // up in fp32; logits are such a sum over the head dim. 0: all sums are fp32.
+  int fp8_sum_keys = 0;
+  static constexpr int kAllKeys = 0x7fffffff;
 };
 
 // Asks a family about blocks of queries and keys, without a device. Remembers what it can use again.

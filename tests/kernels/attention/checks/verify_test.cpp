@@ -173,7 +173,7 @@ TEST_CASE("the oracle on a GPU allocates no more memory than OracleBytes") {
     Verifier verifier(seam.rt(), spec, kernels, tokens, local, global, report);
     Fp8Problem quantized;
     quantized.dout = {global.get(InputTensor::kDout), Dtype::kBf16};
-    if (spec.fp8) verifier.UseQuantized(quantized);
+    if (spec.fp8) verifier.UseQuantized(quantized, 0);
     verifier.AgainstOracle();
     const double estimated = OracleBytes(spec, false, 1);
     const auto tokens_of_both = static_cast<double>(spec.queries.rows + spec.keys.rows);

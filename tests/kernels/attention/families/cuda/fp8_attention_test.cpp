@@ -347,7 +347,11 @@ TEST_CASE("fp8 attention on a GPU multiplies payloads where it can and is faster
         const auto form_of = [&](Fp8Products products) {
           request.fp8->products = products;
           REQUIRE_FALSE(family->Refusal(request));
-          return family->capabilities(request).forward_qk;
+          const Capabilities capabilities = family->capabilities(request);
+          const bool payloads = capabilities.forward_qk == Fp8Form::kPayload;
+          CHECK((capabilities.fp8_sum_keys > 0) == payloads);
+          CHECK(capabilities.fp8_sum_keys <= 256);  // with 512 the test below would fail
+          return capabilities.forward_qk;
         };
         CHECK(form_of(Fp8Products::kAuto) == (can && dims.qk > 64 ? Fp8Form::kPayload : Fp8Form::kValues));
         CHECK(form_of(Fp8Products::kBf16) == Fp8Form::kValues);
@@ -356,8 +360,8 @@ TEST_CASE("fp8 attention on a GPU multiplies payloads where it can and is faster
   }
 }
 
-// Sums of 8-bit products lose what their mantissas have no bits for: a gain of 0.606 is left over 32K keys of
-// one sign without sums in fp32 in between, and 0.9935 with one every 512 keys.
+// Sums of 8-bit products lose what their mantissas have no bits for: a gain of 0.6035 is left over 32K keys
+// of one sign without sums in fp32 in between, and 0.9935 with one every 512 keys.
 TEST_CASE("fp8 attention on a GPU: products of payloads lose nothing over 32K keys of one sign") {
   if (!HaveDevice()) return;
   constexpr std::int64_t kQueries = 16, kKeys = 32768;

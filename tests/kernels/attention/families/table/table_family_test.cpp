@@ -294,6 +294,42 @@ TEST_CASE("fp8 that a kernel of the table gets wrong is seen, and what it lacks 
   CHECK_THAT(family.Refusal(RequestOf(spec)).value_or(""), ContainsSubstring("no scales of blocks"));
 }
 
+TEST_CASE("what a family says of its sums of payloads is the limit on lse") {
+  class Summing : public TableFamily {
+   public:
+    Summing(const cppool_attention_kernel& kernel, int keys) : TableFamily(kernel), keys_(keys) {}
+    Capabilities capabilities(const KernelRequest& request) const override {
+      Capabilities can = TableFamily::capabilities(request);
+      can.fp8_sum_keys = keys_;
+      return can;
+    }
+
+   private:
+    int keys_;
+  };
+  const cppool_attention_kernel& kernel =
+      TestKernel(CPPOOL_ATTENTION_FP8, {.fault = Behaviour::Fault::kLseOfPayloads});
+  AttentionSpec spec = Fp8Case(1, CpCommType::kP2p, kRecipes[3]);
+  spec.training = false;
+  HostWorld world(1);
+  const Summing in_fp32(kernel, 0), in_payloads(kernel, 128);
+  world.UseFamily(in_fp32);
+  CHECK(WrongChecks(world, spec) > 0);
+  world.UseFamily(in_payloads);
+  CHECK(WrongChecks(world, spec) == 0);
+
+  const auto keys_of = [&](const char* backend, const std::optional<Fp8Recipe>& recipe) {
+    cppool_attention_kernel there = kernel;
+    there.backend = backend;
+    AttentionSpec of = spec;
+    of.fp8 = recipe;
+    return TableFamily(there).capabilities(RequestOf(of)).fp8_sum_keys;
+  };
+  CHECK(keys_of("host", kRecipes[3]) == 0);
+  CHECK(keys_of("cuda", kRecipes[3]) == Capabilities::kAllKeys);
+  CHECK(keys_of("cuda", std::nullopt) == 0);
+}
+
 TEST_CASE("a kernel that knows ALiBi's distance from one corner alone is skipped where that is not enough") {
   const auto own_corner = [](const cppool_attention_call& call) {
     return std::string(call.alibi_diagonal == call.seqlen_kv - call.seqlen_q ? "" : "not from there");
