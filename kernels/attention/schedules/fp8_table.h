@@ -1,6 +1,7 @@
-// What is fp8 in a recipe: for each operand of a product the tensor that it is made of, its format, the axis
-// of its blocks, and the passes that read it. All that quantizes, moves, stores or lists operands goes
-// through it.
+// The operands of a recipe that are fp8: for each the tensor that it is made of, its format, the axis of its
+// blocks, and the passes that read it. All that moves, makes, stores or lists operands goes through it. No
+// product reads results, of which flags of the recipe say what is cast and when (Fp8Use); how P and dS are
+// cast goes with each call (PScale, Fp8Casts).
 #pragma once
 
 #include <optional>
