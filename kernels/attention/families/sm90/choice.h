@@ -24,7 +24,8 @@ inline bool CastsBackward(const KernelRequest& request) { return request.fp8 && 
 inline bool CastsInBlocks(const KernelRequest& request) {
   return CastsBackward(request) && InBlocks(*request.fp8);
 }
-// Whether a request's forward pass multiplies payloads.
+// Whether a request's forward pass multiplies payloads. With a bias none does: no other fp8 attention that it
+// could be measured beside has one, and none was built.
 bool MultipliesPayloads(const KernelRequest& request);
 // The request as the general family gets it, which has no products of payloads.
 KernelRequest ForGeneral(KernelRequest request);
