@@ -167,6 +167,34 @@ TEST_CASE("fp8 on one GPU that the ranks share: every recipe with every schedule
   }
 }
 
+TEST_CASE("the answer says what fp8 has multiplied: payloads on Hopper, where that is faster or asked for") {
+  if (!HasGpus()) return;
+  DaemonProcess daemon({"--world-size", "1", "--backend", "cuda"});
+  const Json hello = daemon.Ask({{"op", "hello"}});
+  const bool hopper = hello.at("devices").at(0).at("capability") == "9.0";
+  for (const auto& [given, native] :
+       {std::pair{Json{{"scaling_mode", "delayed"}, {"head_dim_qk", 128}}, true},
+        {{{"scaling_mode", "current"}, {"head_dim_qk", 128}}, true},
+        {{{"scaling_mode", "delayed"}, {"head_dim_qk", 64}}, false},
+        {{{"scaling_mode", "current"}, {"head_dim_qk", 64}}, false},
+        {{{"scaling_mode", "mxfp8"}, {"head_dim_qk", 128}}, false},
+        {{{"scaling_mode", "current"}, {"head_dim_qk", 128}, {"fp8_products", "bf16"}}, false},
+        {{{"scaling_mode", "current"}, {"head_dim_qk", 128}, {"attn_bias_type", "post_scale_bias"}}, false},
+        {{{"scaling_mode", "current"}, {"head_dim_qk", 64}, {"fp8_products", "native"}}, true}}) {
+    Json params{{"dtype", "fp8"}, {"fp8_dpa", true}, {"max_seqlen_q", 256}, {"num_heads", 4}};
+    params.update(given);
+    const Json answer = daemon.Ask({{"op", "run"}, {"params", params}});
+    INFO(answer.dump());
+    if (!hopper && params.value("fp8_products", "") == "native") {
+      CHECK(answer.at("status") == "skipped");
+      continue;
+    }
+    CHECK(answer.at("status") == "passed");
+    CHECK(answer.at("kernels").at("fp8_products") == (native && hopper ? "native" : "bf16"));
+  }
+  CHECK(daemon.Wait() == 0);
+}
+
 // The resolution of a CUDA event.
 constexpr double kEventMs = 5e-4;
 
