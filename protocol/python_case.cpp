@@ -96,7 +96,7 @@ void CheckPythonCase(const Json& python) {
   if (python.contains("cwd") && !IsPath(python.at("cwd")))
     Refuse("cwd", "an absolute path", python.at("cwd"));
   if (const auto seed = python.find("seed"); seed != python.end() && !seed->is_number_unsigned())
-    Refuse("seed", "an integer from 0", *seed);
+    Refuse("seed", "an integer from 0 to 18446744073709551615", *seed);
   CheckEnvironment(python);
 }
 

@@ -275,7 +275,8 @@ def test_wrong_marks(tmp_path, mark, error):
     ("env={'OMP_NUM_THREADS': 1}", 'with env: the value of "OMP_NUM_THREADS" in "env" must be a string'),
     ("env={'LONG': '1' * (1 << 20)}", "with env: the line has"),
     ("deadline=0", "with deadline: deadline is a number of seconds"), ("deadline='60'", "with deadline: deadline is a number of seconds"),
-    ("seed=-1", 'with seed: the "seed" of "python" must be an integer from 0, not -1')])
+    ("seed=-1", 'with seed: the "seed" of "python" must be an integer from 0 to 18446744073709551615, not -1'),
+    ("seed=2**64", 'with seed: the "seed" of "python" must be an integer from 0 to 18446744073709551615, not 1.8446744073709552e+19')])
 def test_wrong_options(tmp_path, option, error):
     """They fail the item, which is named, and the session goes on."""
     cases, output = run(tmp_path, text=f"import cppool\n@cppool.ranks(2, {option})\ndef test_it(): pass\n@cppool.ranks(2)\ndef test_after(): pass\n")
