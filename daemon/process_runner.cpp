@@ -78,12 +78,15 @@ void ProcessRunner::RunRank(int index) {
     const HostScope scope(HostOf(index), "wait for all ranks");
     return meeting_->Begin(index, loaded);
   }();
-  if (all && HasSameItems(index)) {
+  const int different = all ? WithOtherItems() : 0;
+  if (all && different == 0) {
     SetPhase(index, RankPhase::kRunning);
     RunCase(index);
-  } else if (all) {
-    Fail(index, {{CPPOOL_INVALID_REQUEST, DifferentItems(index)}, "", FailureOrigin::kOwn}, "");
+  } else if (all && different == index) {
+    Fail(index, {{CPPOOL_INVALID_REQUEST, OtherItems(index)}, "", FailureOrigin::kOwn}, "");
+    told_.count_down();
   } else if (loaded) {
+    if (all) told_.wait();  // a first failure gives the others little time
     Fail(index,
          {{CPPOOL_INTERNAL, "not started, since another rank could not begin",
            kernels::RuntimeError::kElsewhere},
@@ -98,42 +101,69 @@ std::vector<HostSlice>* ProcessRunner::HostOf(int index) {
   return prepared_->options.trace.empty() ? nullptr : &At(index).host;
 }
 
-bool ProcessRunner::Load(int index) {
-  const HostScope scope(HostOf(index), "load");
-  Rank& rank = At(index);
+std::optional<Json> ProcessRunner::AskToLoad(int index, const char* wanted) {
   Json frame = prepared_->python;
   for (const char* of_run : {"kwargs", "argv", "nodeid", "next", "seed"}) frame.erase(of_run);
   frame["frame"] = "load";
   frame["id"] = id_;
-  if (server_->ComparesFiles()) frame["digests"] = true;
-  rank.process->Send(frame);  // that it is lost shows as the end of the rank
-  while (const auto answer = rank.process->Next()) {
-    if (answer->value("id", Json()) != id_ || TextOf(*answer, "frame") != "report") continue;
-    if (const std::string different = server_->DifferentFile(*rank.process, answer->value("files", Json()));
-        !different.empty()) {
-      Fail(index, {{CPPOOL_INVALID_REQUEST, different}, "", FailureOrigin::kOwn}, "");
-      return false;
-    }
-    rank.items = TextOf(*answer, "digest");
-    rank.collected = protocol::JsonText(answer->value("collected", Json()));
-    {
-      const std::lock_guard lock(mutex_);
-      rank.report.replace = TextOf(*answer, "replace");
-    }
-    if (TextOf(*answer, "status") == "passed") return true;
-    Fail(index, *answer);
+  if (wanted != nullptr) frame[wanted] = true;
+  RankProcess& process = *At(index).process;
+  process.Send(frame);  // that it is lost shows as the end of the rank
+  while (auto answer = process.Next())
+    if (answer->value("id", Json()) == id_ && TextOf(*answer, "frame") == "report") return answer;
+  return std::nullopt;
+}
+
+bool ProcessRunner::Load(int index) {
+  const HostScope scope(HostOf(index), "load");
+  Rank& rank = At(index);
+  const auto answer = AskToLoad(index, server_->ComparesFiles() ? "digests" : nullptr);
+  if (!answer) {
+    FailEnded(index, "while it loaded the case");
     return false;
   }
-  FailEnded(index, "while it loaded the case");
+  if (const std::string different = server_->DifferentFile(*rank.process, answer->value("files", Json()));
+      !different.empty()) {
+    Fail(index, {{CPPOOL_INVALID_REQUEST, different}, "", FailureOrigin::kOwn}, "");
+    return false;
+  }
+  rank.items = TextOf(*answer, "digest");
+  rank.collected = protocol::JsonText(answer->value("collected", Json()));
+  {
+    const std::lock_guard lock(mutex_);
+    rank.report.replace = TextOf(*answer, "replace");
+  }
+  if (TextOf(*answer, "status") == "passed") return true;
+  Fail(index, *answer);
   return false;
 }
 
-bool ProcessRunner::HasSameItems(int index) const { return At(index).items == At(0).items; }
+int ProcessRunner::WithOtherItems() const {
+  const auto other = std::find_if(ranks_.begin(), ranks_.end(),
+                                  [&](const Rank& rank) { return rank.items != ranks_.front().items; });
+  return other == ranks_.end() ? 0 : static_cast<int>(other - ranks_.begin());
+}
 
-std::string ProcessRunner::DifferentItems(int index) const {
-  const std::string &own = At(index).collected, &first = At(0).collected;
-  return "pytest has found " + own + " items on this rank and " +
-         (own == first ? "as many on rank 0, with other names or in another order" : first + " on rank 0") +
+std::string ProcessRunner::OtherItems(int index) {
+  const auto names = [&](int rank) {
+    const auto answer = AskToLoad(rank, "items");
+    const Json items = answer ? answer->value("items", Json()) : Json();
+    return items.is_array() ? items.get<std::vector<Json>>() : std::vector<Json>();
+  };
+  const std::vector<Json> here = names(index), there = names(0);
+  const auto [own, first] = std::mismatch(here.begin(), here.end(), there.begin(), there.end());
+  // A list may have been cut.
+  const auto is_known = [](auto at, const std::vector<Json>& of, const std::string& count) {
+    return at != of.end() || std::to_string(of.size()) == count;
+  };
+  const std::string &count = At(index).collected, &count_of_first = At(0).collected;
+  std::string which;
+  if (is_known(own, here, count) && is_known(first, there, count_of_first))
+    which = "; number " + std::to_string(own - here.begin() + 1) + " is " +
+            (own == here.end() ? "none" : protocol::JsonText(*own)) + " here and " +
+            (first == there.end() ? "none" : protocol::JsonText(*first)) + " there";
+  return "pytest has found " + count + " items on this rank and " +
+         (count == count_of_first ? "as many" : count_of_first) + " on rank 0" + which +
          ": names of tests must not depend on the rank, nor on the order of a set";
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,9 +64,11 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
     kernels::RankTrace trace;
   };
   void RunRank(int rank);
+  // The report; nothing: it has ended. `wanted`: what the report has beside the rest.
+  std::optional<protocol::Json> AskToLoad(int rank, const char* wanted);
   bool Load(int rank);
-  bool HasSameItems(int rank) const;
-  std::string DifferentItems(int rank) const;  // for people
+  int WithOtherItems() const;        // the first rank with other items than rank 0's; 0: all have the same
+  std::string OtherItems(int rank);  // for people; asks that rank and rank 0
   void RunCase(int rank);
   // A rank waits for a decision about its iterations.
   void Decide(int rank, const protocol::Json& mark);
@@ -91,6 +94,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   std::shared_ptr<Meeting> meeting_;
   Sink sink_;
   std::vector<Rank> ranks_;
+  std::latch told_{1};  // whose items are others
   mutable Questions<RankServer::Look> questions_;
   mutable std::mutex mutex_;
   std::string why_aborted_;  // under `mutex_`

@@ -1,5 +1,6 @@
 """pytest items: a rank keeps a session of pytest for what was loaded, and each run is one item of it, with its fixtures."""
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -47,9 +48,11 @@ class Items:
         same = all(frame.get(name) == self.frame.get(name) for name in ("pytest", "path", "cwd", "roots", "env"))
         return same and not self.rank.code.changed()
 
-    def members(self):
+    def members(self, names=False):
         digest = hashlib.sha256("\n".join(self.items).encode("utf-8", "replace")).hexdigest()
-        return {"collected": len(self.items), "digest": digest}
+        sizes = itertools.accumulate(len(json.dumps(name)) for name in self.items)
+        items = [name for name, size in zip(self.items, sizes) if size <= MAX_REPORTS] if names else []
+        return {"collected": len(self.items), "digest": digest, "items": items}
 
     def run(self, frame, world):
         """Runs one item; what it raised has been told by `told`. Returns its outcome and pytest's reports."""

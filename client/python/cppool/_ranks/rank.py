@@ -135,7 +135,8 @@ class Rank:
                 return frame
             elif items is not None:
                 self.loaded = items
-                self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", status="passed", reloaded=[], **items.members())
+                self.channel.send("report", id=frame["id"], rank=self.rank, phase="load", status="passed", reloaded=[],
+                                  **items.members(frame.get("items", False)))
             while items is None and frame is not None and frame["frame"] == "load":
                 frame = self.load(frame)
             del frame
