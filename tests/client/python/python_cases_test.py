@@ -1,4 +1,5 @@
 """Cases in Python through the daemon: `Pool.call`, `cppool.call`, the protocol over a pipe. The Python half is tested in ranks_test.py."""
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -137,12 +138,20 @@ def test_the_cause_comes_first(pools, tmp_path, size, kind, status, failure, tex
 
 
 @pytest.mark.parametrize("kind, text", [("sleep", "ranks_cases.py"), ("GIL", "it does not answer"), ("stop", "it is stopped")])
-def test_a_hang(pools, tmp_path, size, kind, text):
-    result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": kind}, world_size=size, deadline=3)
-    assert (result.status, result.failure.kind) == ("error", "timeout") and not result.fatal, result.describe()
-    assert text in result.ranks[-1].error and "fault" in result.ranks[-1].error
-    assert all("second" in rank.error for rank in result.ranks[:-1])
-    assert result.replaced == "the deadline has passed" and pools.call(function("passes"), world_size=size).ok
+def test_a_hang(pools, tmp_path, kind, text):
+    """At all world sizes at once, since each waits for its deadline."""
+    def hang(size):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        return pools.call(function("fault"), {"folder": str(folder), "kind": kind}, world_size=size, deadline=3)
+    sizes = [2, 4] if pools.at(2).hello().get("nodes") else [1, 2, 4, 8]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        results = dict(zip(sizes, threads.map(hang, sizes)))
+    for size, result in results.items():
+        assert (result.status, result.failure.kind) == ("error", "timeout") and not result.fatal, result.describe()
+        assert text in result.ranks[-1].error and "fault" in result.ranks[-1].error
+        assert all("second" in rank.error for rank in result.ranks[:-1])
+        assert result.replaced == "the deadline has passed" and pools.call(function("passes"), world_size=size).ok
 
 
 def test_an_output_flood(pools, tmp_path, size):

@@ -1,4 +1,5 @@
 """Cases in Python with torch and gloo through the daemon, and `cppool torchrun`. torch_ranks_test.py tests the Python half."""
+import concurrent.futures
 import os
 import pathlib
 import subprocess
@@ -76,15 +77,21 @@ def test_the_cause_comes_first(pool, kind, text):
 
 
 @pytest.mark.parametrize("kind", ["sleep", "GIL", "stop"])
-def test_who_has_not_entered_the_collective(pool, kind):
-    result = call(pool, "fault", {"kind": kind}, deadline=3)
-    culprit = pool.world_size - 1
-    assert (result.failure.kind, result.failure.rank) == ("timeout", culprit), result.describe()
-    for rank in result.ranks[:-1]:
-        assert TOO_BUSY in rank.error or ("all_reduce" in rank.error and f"rank {culprit} has not entered" in rank.error), result.describe()
-    assert culprit == 0 or f"others wait for rank {culprit}" in result.error
-    assert "gloo:" not in result.ranks[-1].error, result.describe()  # it has returned from the one before
-    assert call(pool, "reduce").ok
+def test_who_has_not_entered_the_collective(pools, kind):
+    """At all world sizes at once, since each waits for its deadline."""
+    sizes = [2, 4] if pools.at(2).hello().get("nodes") else [1, 2, 4, 8]
+    for size in sizes:
+        assert call(pools.at(size), "reduce").ok
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        results = list(threads.map(lambda size: call(pools.at(size), "fault", {"kind": kind}, deadline=3), sizes))
+    for size, result in zip(sizes, results):
+        culprit = size - 1
+        assert (result.failure.kind, result.failure.rank) == ("timeout", culprit), result.describe()
+        for rank in result.ranks[:-1]:
+            assert TOO_BUSY in rank.error or ("all_reduce" in rank.error and f"rank {culprit} has not entered" in rank.error), result.describe()
+        assert culprit == 0 or f"others wait for rank {culprit}" in result.error
+        assert "gloo:" not in result.ranks[-1].error, result.describe()  # it has returned from the one before
+        assert call(pools.at(size), "reduce").ok
 
 
 @pytest.mark.parametrize("others", ["finish", "wait"])
