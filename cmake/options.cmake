@@ -50,10 +50,12 @@ target_compile_options(cppool_flags INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror>>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${CPPOOL_WERROR}>:-Werror=all-warnings>>)
 
-# Most of the time of a C++ file goes into what nlohmann/json.hpp and the like instantiate: cppool_unity(TARGET) lets the sources of a
-# target share it.
+# Most of the time of a C++ file goes into what nlohmann/json.hpp and the like instantiate: cppool_unity(TARGET [BATCH]) lets the sources of a
+# target share it, 8 at a time unless BATCH says otherwise.
 function(cppool_unity target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  list(APPEND ARGN 8)
+  list(GET ARGN 0 batch)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${CPPOOL_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
 endfunction()
 
 # cppool_inner_loops(TARGET SOURCE ...): sources whose loops run over tensors. Vectorised whatever the build type is, except where somebody

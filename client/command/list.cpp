@@ -12,7 +12,7 @@
 namespace cppool::command {
 namespace {
 
-struct Arguments {
+struct ListArguments {
   DaemonArguments daemon;
   std::string case_name;  // empty: all cases
   bool json = false;
@@ -59,7 +59,7 @@ void PrintCase(std::ostream& out, const Json& one) {
   }
 }
 
-int List(const Arguments& arguments, const Streams& streams) {
+int List(const ListArguments& arguments, const Streams& streams) {
   PoolOptions options = arguments.daemon.pool;
   options.world_size = 1;
   Pool pool(options);
@@ -101,7 +101,7 @@ int List(const Arguments& arguments, const Streams& streams) {
 }  // namespace
 
 void AddList(CLI::App& app, const Streams& streams, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ListArguments>();
   arguments->daemon.pool.backend = "host";  // is there everywhere and starts at once
   CLI::App* list = app.add_subcommand("list", "Lists the cases, or the parameters of one");
   list->add_option("case", arguments->case_name, "The case whose parameters are listed")->check(IsUtf8);

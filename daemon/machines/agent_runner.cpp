@@ -13,8 +13,6 @@ using Clock = AgentLink::Clock;
 
 constexpr std::chrono::milliseconds kSnapshotLimit{350};
 constexpr std::chrono::seconds kTraceLimit{10};
-constexpr std::chrono::milliseconds kAnswerTime{100};    // beside the limit of what an agent is asked to do
-constexpr std::chrono::milliseconds kLauncherTime{200};  // for its end, which may say why an agent has gone
 
 // The answer to a frame `meet`, which the rank waits for.
 Json Meet(Meeting& meeting, int rank, const Json& frame) {
@@ -91,7 +89,7 @@ void AgentRunner::Serve(int rank, std::uint64_t number, Meeting& meeting, const 
   if (!begun) meeting.Begin(rank, false);
   meeting.Leave(rank, lost.failure.status);
   // The cause is told first: the grace for those that only felt it does not wait for the launcher.
-  if (const auto launcher = agents_.launcher().Ended(Clock::now() + kLauncherTime))
+  if (const auto launcher = agents_.launcher().Ended(Clock::now() + Agents::kLauncherTime))
     lost.failure.text += "; the launcher " + agents_.launcher().name() + " " + *launcher;
   lost.phase = RankPhase::kDone;
   lost.needs_probe = true;
@@ -120,8 +118,8 @@ RankReport AgentRunner::LostReport(int rank, Meeting& meeting) const {
 }
 
 void AgentRunner::Recover(std::chrono::milliseconds limit) {
-  const auto answer =
-      agent_.Ask({{"frame", "recover"}, {"limit_ms", limit.count()}}, Clock::now() + limit + kAnswerTime);
+  const auto answer = agent_.Ask({{"frame", "recover"}, {"limit_ms", limit.count()}},
+                                 Clock::now() + limit + Agents::kAnswerTime);
   if (!answer) throw std::runtime_error(agent_.Name() + " did not recover");
   if (const std::string error = answer->value("error", ""); !error.empty()) throw std::runtime_error(error);
 }

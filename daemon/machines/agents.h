@@ -28,6 +28,9 @@ class Agents {  // never destroyed
  public:
   using Clock = std::chrono::steady_clock;
   using Json = protocol::Json;
+  // Beside the limit of what an agent is asked to do; for the launcher's end, which may say why an agent has
+  // gone.
+  static constexpr std::chrono::milliseconds kAnswerTime{100}, kLauncherTime{200};
   struct Options {
     int world_size = 1;
     std::string version;

@@ -17,9 +17,7 @@ using Clock = RankProcess::Clock;
 
 constexpr std::size_t kMostFrames = 256;                 // of a rank that nobody takes
 constexpr std::chrono::milliseconds kWayLimit{20};       // between a head and an agent
-constexpr std::chrono::milliseconds kAnswerTime{100};    // beside the limit of what an agent is asked to do
 constexpr std::chrono::milliseconds kWayBackLimit{180};  // less than ProcessRunner waits for it
-constexpr std::chrono::milliseconds kLauncherTime{200};  // for its end, which may say why an agent has gone
 
 RankProcess::Place PlaceFrom(const Json& json) {
   const int phase = json.at("phase");
@@ -102,7 +100,7 @@ AgentServers::AgentServers(Agents& agents, std::string python, std::vector<std::
   try {
     answers = agents_.AskAll(
         {{"frame", "server"}, {"python", python}, {"preload", preload}, {"limit_ms", Until(limit)}},
-        limit + kAnswerTime);
+        limit + Agents::kAnswerTime);
   } catch (const RanksLost& lost) {
     throw StartError(lost.what(), protocol::FailureKind::kInternal);
   }
@@ -275,7 +273,7 @@ protocol::RunResult AgentProcessRanks::Run(const protocol::RequestQueue::Entry& 
     if (!lost) throw;
     result = lost->ToResult();
   }
-  if (const auto launcher = agents_.launcher().Ended(Clock::now() + kLauncherTime)) {
+  if (const auto launcher = agents_.launcher().Ended(Clock::now() + Agents::kLauncherTime)) {
     const std::string text = "; the launcher " + agents_.launcher().name() + " " + *launcher;
     result.error += text;
     if (result.failure) result.failure->detail += text;
