@@ -131,9 +131,15 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                   "the ranks of this daemon are threads of agents: a case in Python needs a daemon with "
                   "--python (PoolOptions::python)");
   protocol::RunRequest sent = request;
-  if (!sent.choice.named()) sent.choice = options_.kernels;
   std::map<std::string, std::string> digests = std::exchange(sent.digests, {});
-  SendLibraries(protocol::NamedLibraries(sent), sent.load, digests, until);
+  SendLibraries(protocol::NamedLibraries(request), sent.load, digests, until);
+  if (!request.choice.named() && options_.kernels.from == protocol::KernelChoice::From::kLibrary) {
+    try {
+      digests = libraries_.Send({options_.kernels.path}, digests, agents_, until);
+    } catch (const Refusal&) {
+      // A case that chooses no kernels runs without; for another one the agents say what is at the path.
+    }
+  }
   const auto left =
       std::max(std::chrono::duration_cast<std::chrono::milliseconds>(until - kWayBack - Clock::now()), 1ms);
   const std::vector<Json> answers =

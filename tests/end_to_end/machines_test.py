@@ -162,6 +162,9 @@ class Libraries(Case):
         self.assertEqual([file for file, _ in kernels], ["./own.so"] * 2)
         self.assertNotEqual(*kernels)
         self.assertNotIn("file", head.run(kernels="cppool")["kernels"])
+        os.remove(own)
+        self.assertTrue(head.ask(op="run", case="odd", load=[mine])["ok"])  # which chooses no kernels
+        self.assertIn("own.so", head.run()["error"])
         with open(os.path.join(self.folder.name, "mine.so"), "ab") as file:
             file.write(os.urandom(7 << 20))  # more than a frame has
         large = head.ask(op="run", case="odd", load=[mine])
