@@ -202,16 +202,19 @@ def pytest_configure(config):
 
 @pytest.mark.parametrize("where", ["command", "ini", "environment"])
 def test_options_and_plugins_reach_the_ranks(tmp_path, monkeypatch, where):
-    words = ["--experimental", "--size=3", "-p", "of_user", "--cppool-ranks=2", "--tb=short", "-m", "not slow", "--runxfail"]
+    words = ["--experimental", "--size=3", "-p", "of_user", "-p", "no:not_wanted", "--cppool-ranks=2", "--tb=short", "-m", "not slow", "--runxfail"]
     (tmp_path / "conftest.py").write_text(OPTIONS_CONFTEST)
     (tmp_path / "of_user.py").write_text("import pytest\n@pytest.fixture\ndef of_plugin(): return 7\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    settings = "\nmarkers = slow\nfilterwarnings = error\nfaulthandler_timeout = 60\n"  # of a plugin that ranks are without
+    (tmp_path / "pytest.ini").write_text("[pytest]" + settings)
     if where == "ini":
-        (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = " + " ".join(map(repr, words)) + "\nmarkers = slow\n")
+        (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = " + " ".join(map(repr, words)) + settings)
     elif where == "environment":
         monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(map(repr, words)))
     cases, output = run(tmp_path, *(words if where == "command" else []), text="import os, pytest\n"
                         "def test_it(request, of_plugin, world):\n    assert request.config.seen == (True, 3) and of_plugin == 7 and world.size == 2\n"
+                        "    assert request.config.pluginmanager.is_blocked('not_wanted')\n"
                         "@pytest.mark.xfail\ndef test_expected(): assert 0\n@pytest.mark.slow\ndef test_slow(): pass\n")
     assert {name: outcome(case) for name, case in cases.items()} == {"test_it": "passed", "test_expected": "failure"}, output
 

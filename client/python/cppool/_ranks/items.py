@@ -141,6 +141,8 @@ class Items:
         parser.addoption("--cppool-options", type=json.loads, default={}, help="values of options of the pytest that has chosen the items")
         parser.addoption("--cppool-tmp", help="where it keeps temporary folders")
         parser.addini("cppool_preload", "of the plugin, which is not here", "args")
+        for name in ("faulthandler_timeout", "faulthandler_exit_on_timeout", "cache_dir"):
+            parser.addini(name, "of a plugin that OPTIONS switches off")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config):
