@@ -268,11 +268,14 @@ class Kills:
         self.assertIn(f"node {nodes[0]['node']} ({rank_list(0, self.world_size // 2)}) is lost", "".join(head.stderr))
 
 
-class ByMpirun:
-    """The launcher is Open MPI's, where it is. Tests for threads and for Python processes alike, with `during` as for Kills."""
+class MpirunLaunches:
+    """The launcher is Open MPI's, where it is."""
     def launch(self, agents):
         return f"{MPIRUN} -n {agents}" if shutil.which("mpirun") else super().launch(agents)
 
+
+class ByMpirun(MpirunLaunches):
+    """Tests for threads and for Python processes alike, with `during` as for Kills."""
     @unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
     def test_kills(self):
         kills = {"agent": lambda head, nodes: os.kill(nodes[1]["pid"], signal.SIGKILL),
@@ -285,7 +288,9 @@ class ByMpirun:
                 if what != "head":
                     answer = head.answer()
                     self.assertTrue(answer["fatal"], answer)
-                    if what == "agent":
-                        self.assertEqual(answer["failure"]["node"], nodes[1]["node"], answer)
+                    lost = nodes if what == "launcher" else nodes[1:]
+                    self.assertIn(answer["failure"]["node"], [node["node"] for node in lost], answer)
+                    if what == "launcher":
+                        self.assertRegex(answer["error"], "the launcher mpirun was killed by signal 9")
                 head.end()
                 self.assertEqual(head.left, [])

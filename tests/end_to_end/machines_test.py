@@ -16,7 +16,7 @@ import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
-from machines_support import SMALL, ByMpirun, Case, Head, Kills, children, rank_list
+from machines_support import SMALL, ByMpirun, Case, Head, Kills, MpirunLaunches, children, rank_list
 
 SCHEDULES = ["p2p", "all_gather", "a2a", "a2a+p2p"]
 
@@ -294,7 +294,7 @@ class Faults:
                 self.assertEqual(head.left, [])
 
 
-class FaultsOnTheHost(Threads):
+class FaultsOnTheHost(MpirunLaunches, Threads):
     compare_faults = Faults.compare_faults
 
     def test_faults_of_a_case(self):
@@ -728,6 +728,14 @@ class Command(Case):
 
 
 class OpenMpi(ByMpirun, Faults, Threads):
+    def test_the_secret_is_in_no_argument(self):
+        head = self.head()
+        with open(f"/proc/{head.nodes()[1]['pid']}/environ", "rb") as file:
+            secret = dict(each.split(b"=", 1) for each in file.read().split(b"\0") if b"=" in each)[b"CPPOOL_SECRET"]
+        for pid in head.marked():
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                self.assertNotIn(secret, file.read())
+
     def test_the_essential_suite(self):
         def run(agents):
             return subprocess.run([COMMAND, "run", "--suite=essential", "--max-seqlen=16", "--world-size=4", "--backend=host", "--launch",
