@@ -188,9 +188,10 @@ base::UniqueFd ConnectTo(const std::string& host, const std::string& port,
     if (error == 0) return socket;
     why = std::strerror(error);
   }
-  throw StartError("the head at " + host + ":" + port + " cannot be reached: " + why +
-                   "; it listens only until its agents have come, at the address that CPPOOL_HEAD_ADDRESS "
-                   "names there");
+  throw StartError(
+      "the head at " + host + ":" + port + " cannot be reached: " + why +
+      "; it listens only until its agents have come, of which the launcher may start too many, at "
+      "the address that CPPOOL_HEAD_ADDRESS names there");
 }
 
 }  // namespace cppool::daemon
