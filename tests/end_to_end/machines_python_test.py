@@ -41,6 +41,8 @@ def fault(world, rank, kind, others=0):
             os._exit(5)
         elif kind == "aborts":
             os.abort()
+        elif kind == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "stops":
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(100)
@@ -152,7 +154,7 @@ class Faults:
     def test_answers_are_those_of_one_machine_with_the_node(self):
         heads = [self.head(agents) for agents in (None, 2)]
         node = heads[1].nodes()[1]["node"]
-        for kind in ("fails", "exits", "aborts", "stops", "hangs"):
+        for kind in ("fails", "exits", "aborts", "is killed", "stops", "hangs"):
             with self.subTest(kind):
                 ends = []
                 python = {"function": f"{self.cases}:fault", "kwargs": {"rank": 2, "kind": kind, "others": 100 if kind == "aborts" else 0}}
