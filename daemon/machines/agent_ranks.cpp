@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <future>
+#include <optional>
 
 #include "daemon/failure_kind.h"
 #include "daemon/prepare.h"
@@ -133,11 +134,13 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
   protocol::RunRequest sent = request;
   std::map<std::string, std::string> digests = std::exchange(sent.digests, {});
   SendLibraries(protocol::NamedLibraries(request), sent.load, digests, until);
+  const std::string& own = options_.kernels.path;
+  std::optional<Refusal> not_sent;  // which matters to cases that choose kernels alone
   if (!request.choice.named() && options_.kernels.from == protocol::KernelChoice::From::kLibrary) {
     try {
-      digests = libraries_.Send({options_.kernels.path}, digests, agents_, until);
-    } catch (const Refusal&) {
-      // A case that chooses no kernels runs without; for another one the agents say what is at the path.
+      digests = libraries_.Send({own}, digests, agents_, until);
+    } catch (const Refusal& refusal) {
+      not_sent = refusal;
     }
   }
   const auto left =
@@ -148,6 +151,12 @@ std::vector<Json> AgentRanks::Prepare(const protocol::RunRequest& request, Clock
                       {"digests", digests},
                       {"limit_ms", left.count()}},
                      until);
+  const auto looked_at_its_path = [&](const Json& answer) {
+    if (answer.contains("kind")) return answer.value("error", "").find(own) != std::string::npos;
+    return std::ranges::any_of(answer.at("loaded"),
+                               [&](const Json& library) { return library.at(1) == own; });
+  };
+  if (not_sent && std::ranges::any_of(answers, looked_at_its_path)) throw *not_sent;
   ThrowRefusal(answers, agents_);
   for (const Json& library : answers.front().at("loaded"))
     under_way_.Loaded(static_cast<LibraryKind>(library.at(0).get<int>()), library.at(1), library.at(2));

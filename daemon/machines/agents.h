@@ -28,9 +28,9 @@ class Agents {  // never destroyed
  public:
   using Clock = std::chrono::steady_clock;
   using Json = protocol::Json;
-  // Beside the limit of what an agent is asked to do; for the launcher's end, which may say why an agent has
-  // gone.
-  static constexpr std::chrono::milliseconds kAnswerTime{100}, kLauncherTime{200};
+  static constexpr std::chrono::milliseconds kAnswerTime{100};  // beside the limit of what an agent is asked
+  static constexpr std::chrono::milliseconds kLauncherTime{
+      200};  // for its end, which may say why an agent has gone
   struct Options {
     int world_size = 1;
     std::string version;

@@ -190,8 +190,8 @@ base::UniqueFd ConnectTo(const std::string& host, const std::string& port,
   }
   throw StartError(
       "the head at " + host + ":" + port + " cannot be reached: " + why +
-      "; it listens only until its agents have come, of which the launcher may start too many, at "
-      "the address that CPPOOL_HEAD_ADDRESS names there");
+      "; it listens until all agents have come (does the launcher start too many?), at the address that "
+      "CPPOOL_HEAD_ADDRESS names there");
 }
 
 }  // namespace cppool::daemon
