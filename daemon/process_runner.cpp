@@ -20,6 +20,7 @@ using Clock = RankProcess::Clock;
 // Of Snapshots, 0.65 s with RankServer's kSignalLimit: for the answer of a rank, and of a machine that is
 // busy.
 constexpr std::chrono::milliseconds kAskLimit{300}, kWayLimit{200};
+constexpr std::size_t kMostOfName = 1000;  // characters of a name in an error
 
 Collective LastIn(const std::string& group, const std::vector<Collective>& collectives) {
   const auto found =
@@ -78,15 +79,22 @@ void ProcessRunner::RunRank(int index) {
     const HostScope scope(HostOf(index), "wait for all ranks");
     return meeting_->Begin(index, loaded);
   }();
-  const int different = all ? WithOtherItems() : 0;
+  const int different = all ? FirstThatDiffers() : 0;
   if (all && different == 0) {
     SetPhase(index, RankPhase::kRunning);
     RunCase(index);
   } else if (all && different == index) {
-    Fail(index, {{CPPOOL_INVALID_REQUEST, OtherItems(index)}, "", FailureOrigin::kOwn}, "");
-    told_.count_down();
+    std::string text;
+    try {
+      text = DifferenceFromFirst(index);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    Fail(index, {{CPPOOL_INVALID_REQUEST, text}, "", FailureOrigin::kOwn}, "");
+    difference_told_.count_down();
   } else if (loaded) {
-    if (all) told_.wait();  // a first failure gives the others little time
+    // A first failure gives the others little time. It comes at the latest when the deadline ends both ranks.
+    if (all) difference_told_.wait();
     Fail(index,
          {{CPPOOL_INTERNAL, "not started, since another rank could not begin",
            kernels::RuntimeError::kElsewhere},
@@ -138,13 +146,13 @@ bool ProcessRunner::Load(int index) {
   return false;
 }
 
-int ProcessRunner::WithOtherItems() const {
+int ProcessRunner::FirstThatDiffers() const {
   const auto other = std::find_if(ranks_.begin(), ranks_.end(),
                                   [&](const Rank& rank) { return rank.items != ranks_.front().items; });
   return other == ranks_.end() ? 0 : static_cast<int>(other - ranks_.begin());
 }
 
-std::string ProcessRunner::OtherItems(int index) {
+std::string ProcessRunner::DifferenceFromFirst(int index) {
   const auto names = [&](int rank) {
     const auto answer = AskToLoad(rank, "items");
     const Json items = answer ? answer->value("items", Json()) : Json();
@@ -160,8 +168,8 @@ std::string ProcessRunner::OtherItems(int index) {
   std::string which;
   if (is_known(own, here, count) && is_known(first, there, count_of_first))
     which = "; number " + std::to_string(own - here.begin() + 1) + " is " +
-            (own == here.end() ? "none" : protocol::JsonText(*own)) + " here and " +
-            (first == there.end() ? "none" : protocol::JsonText(*first)) + " there";
+            (own == here.end() ? "none" : protocol::JsonText(*own).substr(0, kMostOfName)) + " here and " +
+            (first == there.end() ? "none" : protocol::JsonText(*first).substr(0, kMostOfName)) + " there";
   return "pytest has found " + count + " items on this rank and " +
          (count == count_of_first ? "as many" : count_of_first) + " on rank 0" + which +
          ": names of tests must not depend on the rank, nor on the order of a set";

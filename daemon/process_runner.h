@@ -67,8 +67,8 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   // The report; nothing: it has ended. `wanted`: what the report has beside the rest.
   std::optional<protocol::Json> AskToLoad(int rank, const char* wanted);
   bool Load(int rank);
-  int WithOtherItems() const;        // the first rank with other items than rank 0's; 0: all have the same
-  std::string OtherItems(int rank);  // for people; asks that rank and rank 0
+  int FirstThatDiffers() const;               // whose items are not rank 0's; 0: all have the same
+  std::string DifferenceFromFirst(int rank);  // for people; asks that rank and rank 0 for the names
   void RunCase(int rank);
   // A rank waits for a decision about its iterations.
   void Decide(int rank, const protocol::Json& mark);
@@ -94,7 +94,7 @@ class ProcessRunner : public RankRunner, public std::enable_shared_from_this<Pro
   std::shared_ptr<Meeting> meeting_;
   Sink sink_;
   std::vector<Rank> ranks_;
-  std::latch told_{1};  // whose items are others
+  std::latch difference_told_{1};  // counted down when the first rank that differs has failed
   mutable Questions<RankServer::Look> questions_;
   mutable std::mutex mutex_;
   std::string why_aborted_;  // under `mutex_`

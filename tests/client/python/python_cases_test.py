@@ -145,6 +145,8 @@ def test_a_hang(pools, tmp_path, kind, text):
         folder.mkdir()
         return pools.call(function("fault"), {"folder": str(folder), "kind": kind}, world_size=size, deadline=3)
     sizes = [2, 4] if pools.at(2).hello().get("nodes") else [1, 2, 4, 8]
+    for size in sizes:
+        assert pools.call(function("passes"), world_size=size).ok
     with concurrent.futures.ThreadPoolExecutor() as threads:
         results = dict(zip(sizes, threads.map(hang, sizes)))
     for size, result in results.items():

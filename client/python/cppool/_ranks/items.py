@@ -51,8 +51,8 @@ class Items:
     def members(self, names=False):
         digest = hashlib.sha256("\n".join(self.items).encode("utf-8", "replace")).hexdigest()
         sizes = itertools.accumulate(len(json.dumps(name)) for name in self.items)
-        items = [name for name, size in zip(self.items, sizes) if size <= MAX_REPORTS] if names else []
-        return {"collected": len(self.items), "digest": digest, "items": items}
+        known = {"items": [name for name, size in zip(self.items, sizes) if size <= MAX_REPORTS]} if names else {}
+        return {"collected": len(self.items), "digest": digest, **known}
 
     def run(self, frame, world):
         """Runs one item; what it raised has been told by `told`. Returns its outcome and pytest's reports."""
