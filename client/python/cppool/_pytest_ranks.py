@@ -51,7 +51,7 @@ def options_of(config: pytest.Config) -> list[str]:
                 values[name] = json.loads(json.dumps(value))
             except (TypeError, ValueError):  # nothing that a command line gave
                 pass
-    plugins = [name for name in config.option.plugins if not name.startswith(("cppool", "no:cppool", "no:terminal"))]
+    plugins = [name for name in config.option.plugins if not name.startswith(("cppool", "no:cppool", "no:terminal", "no:capture"))]
     return ["-o", "addopts=", *(each for name in plugins for each in ("-p", name)), *(each for pair in config.option.override_ini or [] for each in ("-o", pair)),
             *(each for text in config.option.pythonwarnings or [] for each in ("-W", text)), f"--cppool-options={json.dumps(values, sort_keys=True)}"]
 

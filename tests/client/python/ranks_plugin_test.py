@@ -202,7 +202,7 @@ def pytest_configure(config):
 
 @pytest.mark.parametrize("where", ["command", "ini", "environment"])
 def test_options_and_plugins_reach_the_ranks(tmp_path, monkeypatch, where):
-    words = ["--experimental", "--size=3", "-p", "of_user", "-p", "no:not_wanted", "--cppool-ranks=2", "--tb=short", "-m", "not slow", "--runxfail"]
+    words = ["--experimental", "--size=3", "-p", "of_user", "-p", "no:not_wanted", "-p", "no:capture", "--cppool-ranks=2", "--tb=short", "-m", "not slow", "--runxfail"]
     (tmp_path / "conftest.py").write_text(OPTIONS_CONFTEST)
     (tmp_path / "of_user.py").write_text("import pytest\n@pytest.fixture\ndef of_plugin(): return 7\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
