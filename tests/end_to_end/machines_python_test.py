@@ -159,7 +159,7 @@ class Faults:
                 ends = []
                 python = {"function": f"{self.cases}:fault", "kwargs": {"rank": 2, "kind": kind, "others": 100 if kind == "aborts" else 0}}
                 for head in heads:  # both at once: some last until the deadline
-                    head.send(op="run", python=python, deadline_ms=2000)
+                    head.send(op="run", python=python, deadline_ms=2000 if kind in ("stops", "hangs") else 30000)
                 for head in heads:
                     answer = head.answer()
                     failure = answer["failure"]
