@@ -28,9 +28,10 @@ class Agents {  // never destroyed
  public:
   using Clock = std::chrono::steady_clock;
   using Json = protocol::Json;
-  static constexpr std::chrono::milliseconds kAnswerTime{100};  // beside the limit of what an agent is asked
-  static constexpr std::chrono::milliseconds kLauncherTime{
-      200};  // for its end, which may say why an agent has gone
+  // Beside the limit of what an agent is asked to do.
+  static constexpr std::chrono::milliseconds kAnswerTime{100};
+  // For the launcher to end, which may say why an agent has gone.
+  static constexpr std::chrono::milliseconds kLauncherTime{200};
   struct Options {
     int world_size = 1;
     std::string version;

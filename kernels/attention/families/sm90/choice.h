@@ -24,8 +24,8 @@ inline bool CastsBackward(const KernelRequest& request) { return request.fp8 && 
 inline bool CastsInBlocks(const KernelRequest& request) {
   return CastsBackward(request) && InBlocks(*request.fp8);
 }
-// Whether a request's forward pass multiplies payloads. With a bias none does: no other fp8 attention that it
-// could be measured beside has one, and none was built.
+// Whether a request's forward pass multiplies payloads. With a bias none does: no such kernel was built,
+// since no other fp8 attention has a bias to measure it beside.
 bool MultipliesPayloads(const KernelRequest& request);
 // The request as the general family gets it, which has no products of payloads.
 KernelRequest ForGeneral(KernelRequest request);

@@ -55,8 +55,8 @@ struct Capabilities {
   // In what form operands of fp8 with one scale for each tensor are read; those in blocks are always values.
   // kPayload for q and k of the forward pass: its products are of payloads, too, unless it is a library's.
   Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
-  // Products of payloads are summed with the few bits of 8-bit tensor cores over so many keys, and then added
-  // up in fp32; logits are such a sum over the head dim. 0: all sums are fp32.
+  // Keys over which 8-bit tensor cores sum products of payloads, with few bits, before the sum is added up in
+  // fp32. Logits are such a sum over the head dim. 0: all sums are fp32; kAllKeys: the family does not say.
   int fp8_sum_keys = 0;
   static constexpr int kAllKeys = 0x7fffffff;
 };
