@@ -169,8 +169,8 @@ def test_one_for_each(world, tmp_path, rank_tmp_path):
 @cppool.ranks(2)
 def test_again(world, tmp_path):
     assert not list(tmp_path.glob("failed*"))
-    (tmp_path / f"failed{world.rank}").touch()
-    time.sleep(0.1)
+    meet(world, tmp_path)
+    meet(world, tmp_path, "failed")
     assert False
 """
 
