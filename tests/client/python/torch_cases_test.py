@@ -53,7 +53,7 @@ def test_digests_do_not_depend_on_the_number_of_processes(tmp_path):
 
 
 def test_lent_and_own(pool):
-    assert call(pool, "lent").ranks[0].extra["value"] == 2 * pool.world_size
+    assert call(pool, "lent").ranks[0].extra["value"] == 3 * pool.world_size
     assert call(pool, "own", own_group=True).ranks[0].extra["value"] == pool.world_size
     assert call(pool, "reduce").ok
 

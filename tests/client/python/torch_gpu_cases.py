@@ -25,8 +25,8 @@ def reduce(world):
 
 
 def lent(world):
-    for _ in range(2):
-        dist.init_process_group("nccl")
+    for backend in ("nccl", "cuda:nccl", None):
+        dist.init_process_group(backend)
         group = dist.new_group(list(range(world.size)))
         one = torch.ones(1, device=world.device)
         dist.all_reduce(one, group=group)

@@ -84,7 +84,7 @@ def test_init_and_destroy_are_lent(world):
     for _ in range(3):
         outcome = run(world, "lent")
         assert outcome.status == "passed", outcome.traceback
-        assert outcome.reports[0]["value"] == 2 * world.size and not outcome.differed
+        assert outcome.reports[0]["value"] == 3 * world.size and not outcome.differed
     assert run(world, "reduce").status == "passed"
 
 
@@ -179,7 +179,7 @@ def test_script(world):
 
 
 def test_one_rank_and_gpus_that_are_not_there(server, worlds):
-    assert run(worlds(1), "lent").reports[0]["value"] == 2
+    assert run(worlds(1), "lent").reports[0]["value"] == 3
     world = World.__new__(World)
     world.server, world.size, world.backend = server, 2, "nccl"
     with pytest.raises(AssertionError, match="the backend nccl needs a GPU, and torch sees none here: gloo works without"):

@@ -139,7 +139,7 @@ class Group:
                  "world_size": world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", self.size)),
                  "backend": str(backend).lower() if backend is not None else self.backend}
         for name, warm in (("rank", self.rank), ("world_size", self.size), ("backend", self.backend)):
-            if asked[name] != warm:
+            if asked[name] != warm and not (name == "backend" and self._by_device(backend) == self._by_device(warm)):
                 raise ValueError(f"init_process_group asks for the {name} {asked[name]}, and the warm group has {warm}: own_group makes a group of the case's own; "
                                  "under cppool torchrun, which has no such option, CUDA_VISIBLE_DEVICES= gives the backend gloo")
         if pg_options is not None or more.get("_ranks"):
@@ -148,6 +148,11 @@ class Group:
         self.c10d._update_default_pg(self.warm)
         if timeout is not None:
             self._set_limit(timeout)
+
+    def _by_device(self, backend):
+        """What `backend` means here: nccl and cuda:nccl are the same, and without a GPU gloo and cpu:gloo."""
+        devices = {"cpu", self.device.type}
+        return {device: name for device, name in self.c10d.BackendConfig(self.dist.Backend(backend)).get_device_backend_map().items() if device in devices}
 
     def _give_back(self, group=None):
         if self.own or self.warm is None or not self.dist.is_initialized() or group not in (None, self.warm):
