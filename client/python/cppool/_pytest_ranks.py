@@ -14,7 +14,9 @@ from ._pool import PoolError, Pools, caller
 from ._result import Result
 
 OPTIONS = ("deadline", "fresh", "own_group", "verdict", "env", "seed")  # of the marker
-CARRIED = ("runxfail", "tbstyle", "showlocals", "fulltrace")  # of pytest's own options: the others choose items, or are of this process
+# Of pytest's own options: the others choose items, or are of this process.
+CARRIED = ("runxfail", "tbstyle", "showlocals", "fulltrace", "verbose", "log_level", "log_format", "log_date_format", "log_auto_indent", "logger_disable",
+           "setupshow", "setuponly", "setupplan")
 SIZE = "cppool_world_size"  # the parameter that makes one test for each world size
 NO_SIZE = ("cppool.ranks marks functions and methods of plain classes, where they are written, and not methods of unittest.TestCase or other "
            "items: make it a function, or run it with `pytest --cppool-ranks N` and without the mark")

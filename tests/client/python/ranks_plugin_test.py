@@ -219,6 +219,24 @@ def test_options_and_plugins_reach_the_ranks(tmp_path, monkeypatch, where):
     assert {name: outcome(case) for name, case in cases.items()} == {"test_it": "passed", "test_expected": "failure"}, output
 
 
+MOST_VERBOSE = """
+import logging
+import cppool
+
+@cppool.ranks(2)
+def test_differs():
+    logging.debug("close to it")
+    assert list(range(50)) == list(range(1, 51))
+"""
+
+
+def test_verbosity_reaches_the_ranks(tmp_path):
+    _, output = run(tmp_path, "-vv", "--log-level=DEBUG", text=MOST_VERBOSE)
+    assert re.search(r"E +- +50,", output) and "Use -v" not in output and "close to it" in output, output
+    cases, output = run(tmp_path, "--setup-plan", text=MOST_VERBOSE)
+    assert [outcome(case) for case in cases.values()] == ["passed"], output  # it was not run
+
+
 POOLS_ON_RANKS = """
 import os, cppool, pytest
 
