@@ -92,7 +92,8 @@ class RanksPlugin:
         folders = getattr(config, "_tmp_path_factory", None) if files and not config.option.collectonly else None
         self._arguments = [*files, f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else []),
                            f"--import-mode={config.getoption('importmode')}", *options_of(config),
-                           *([f"--cppool-tmp={folders.getbasetemp()}"] if folders else [])]
+                           *([f"--cppool-tmp={folders.getbasetemp()}"] if folders else []),
+                           *([f"--cppool-cache={config.cache._cachedir}"] if getattr(config, "cache", None) else [])]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Optional[pytest.Item]) -> Optional[bool]:

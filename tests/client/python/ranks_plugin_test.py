@@ -1,4 +1,5 @@
 """Tests on ranks: `@cppool.ranks` and `pytest --cppool-ranks N`, each in a pytest of its own."""
+import json
 import os
 import re
 import subprocess
@@ -235,6 +236,35 @@ def test_verbosity_reaches_the_ranks(tmp_path):
     assert re.search(r"E +- +50,", output) and "Use -v" not in output and "close to it" in output, output
     cases, output = run(tmp_path, "--setup-plan", text=MOST_VERBOSE)
     assert [outcome(case) for case in cases.values()] == ["passed"], output  # it was not run
+
+
+CACHE = """
+import cppool, pytest
+
+@cppool.ranks(2)
+def test_it(request, cache, world, tmp_path):
+    assert request.config.cache is cache and request.config.of_caller == "from here"
+    before = cache.get("of_user/runs", [])
+    (tmp_path / str(world.rank)).touch()
+    while len(list(tmp_path.iterdir())) < world.size:
+        pass
+    cache.set("of_user/runs", [*before, (world.rank, len(before))])
+    assert cache.get("of_user/runs", None) == [*before, [world.rank, len(before)]] and cache.mkdir("of_user").is_dir()
+
+@cppool.ranks(2)
+def test_after(cache):
+    assert cache.get("of_user/runs", None)[-1][0] == 0
+"""
+
+
+def test_cache(tmp_path):
+    """That of the pytest that has chosen the tests: rank 0 writes it."""
+    (tmp_path / "conftest.py").write_text("import os\ndef pytest_configure(config):\n    if 'RANK' not in os.environ:\n"
+                                          "        config.cache.set('of_user/caller', 'from here')\n    config.of_caller = config.cache.get('of_user/caller', None)\n")
+    for _ in range(2):
+        cases, output = run(tmp_path, "-o", "cache_dir=of_run", text=CACHE, cache=True)
+        assert [outcome(case) for case in cases.values()] == ["passed"] * 2, output
+    assert json.loads((tmp_path / "of_run/v/of_user/runs").read_text()) == [[0, 0], [0, 1]]
 
 
 POOLS_ON_RANKS = """

@@ -8,6 +8,7 @@ import re
 import sys
 
 import _pytest.assertion.rewrite
+import _pytest.cacheprovider
 import pytest
 
 from .code import CannotLoad
@@ -23,6 +24,23 @@ def is_unexpected_success(item, report):
     """The daemon is not told of it as a failure: another rank may fail as expected. Where none does, the reports say it."""
     of_unittest = any(getattr(getattr(item, name, None), "__unittest_expecting_failure__", False) for name in ("obj", "cls"))
     return report.failed and str(report.longrepr).startswith(("[XPASS(strict)]", "Unexpected success") if of_unittest else "[XPASS(strict)]")
+
+
+class Cache(_pytest.cacheprovider.Cache):
+    """That of the pytest that has chosen the items: rank 0 writes it, and the others have what they wrote until their item ends."""
+
+    def __init__(self, folder, config, rank):
+        super().__init__(pathlib.Path(folder), config, _ispytest=True)
+        self.rank, self.own = rank, {}
+
+    def get(self, key, default):
+        return json.loads(self.own[key]) if key in self.own else super().get(key, default)
+
+    def set(self, key, value):
+        if self.rank == 0:
+            super().set(key, value)
+        else:
+            self.own[key] = json.dumps(value)
 
 
 class Items:
@@ -65,6 +83,7 @@ class Items:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
         finally:
             self.world = None
+            getattr(getattr(item.config, "cache", None), "own", {}).clear()
         texts = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in self.reports]
         if len(json.dumps(texts, default=str)) > MAX_REPORTS:
             for text in texts:
@@ -87,6 +106,10 @@ class Items:
     def world_fixture(self):
         """The ranks, seen from this one."""
         return self.world
+
+    @pytest.fixture(name="cache")
+    def cache_fixture(self, request):
+        return request.config.cache
 
     @pytest.fixture
     def tmp_path(self, request):
@@ -140,6 +163,7 @@ class Items:
     def pytest_addoption(self, parser):
         parser.addoption("--cppool-options", type=json.loads, default={}, help="values of options of the pytest that has chosen the items")
         parser.addoption("--cppool-tmp", help="where it keeps temporary folders")
+        parser.addoption("--cppool-cache", help="the folder of its cache")
         parser.addini("cppool_preload", "of the plugin, which is not here", "args")
         for name in ("faulthandler_timeout", "faulthandler_exit_on_timeout", "cache_dir"):
             parser.addini(name, "of a plugin that OPTIONS switches off")
@@ -150,6 +174,8 @@ class Items:
         for name, value in config.getoption("--cppool-options").items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
+        if config.getoption("--cppool-cache"):
+            config.cache = Cache(config.getoption("--cppool-cache"), config, self.rank.rank)
         if self.addopts is not None:
             os.environ["PYTEST_ADDOPTS"] = self.addopts
 
