@@ -5,6 +5,8 @@ import contextlib
 import copy
 import json
 import os
+import sys
+import warnings
 from typing import Any, Callable, Optional
 
 import _pytest.config
@@ -130,12 +132,20 @@ class RanksPlugin:
 
     def _reports(self, item: pytest.Item, result: Result) -> list[pytest.TestReport]:
         culprit = result.failure.rank if result.failure and result.failure.rank is not None else 0
-        reported = [rank.extra.get("pytest", []) for rank in sorted(result.ranks, key=lambda rank: rank.rank != culprit)]
+        ranks = sorted(result.ranks, key=lambda rank: rank.rank != culprit)
+        # A copy: pytest makes objects of what is in it, and the Result is JSON.
+        of_pytest = {rank.rank: copy.deepcopy(rank.extra["pytest"]) for rank in ranks if "pytest" in rank.extra}
+        self._warn(item, [warning for each in of_pytest.values() for warning in each["warnings"]])
+        for end in of_pytest.values():
+            if "exit" in end:
+                raise pytest.exit.Exception(*end["exit"])
+            for name in {"shouldstop", "shouldfail"} & set(end):
+                setattr(item.session, name, end[name])
+        reported = [of_pytest[rank.rank]["reports"] if rank.rank in of_pytest else [] for rank in ranks]
         # A rank that failed as expected says more than one that skipped or passed; a strict success that no rank's failure excuses than a plain one.
         outcome = {"skipped": ("skipped", True), "passed": ("failed", False)}.get(result.status)
         of_rank = next((each for each in reported if any((data["outcome"], "wasxfail" in data) == outcome for data in each)), reported[0] if reported else [])
-        # A copy: pytest makes objects of what is in it, and the Result is JSON.
-        reports = [self._config.hook.pytest_report_from_serializable(config=self._config, data=data) for data in copy.deepcopy(of_rank)]
+        reports = [self._config.hook.pytest_report_from_serializable(config=self._config, data=data) for data in of_rank]
         for report in reports:
             if isinstance(report.longrepr, list):  # a tuple, before it was JSON
                 report.longrepr = tuple(report.longrepr)
@@ -154,6 +164,16 @@ class RanksPlugin:
         for warning in result.warnings:
             item.warn(pytest.PytestWarning(f"cppool: {warning}"))
         return reports
+
+    def _warn(self, item: pytest.Item, recorded: list[dict[str, Any]]) -> None:
+        """Has warnings of the ranks in the summary, once where several ranks have the same."""
+        for each in {json.dumps(warning): warning for warning in recorded}.values():
+            text, category = each["message"], getattr(sys.modules.get(each["module"]), each["category"], None)
+            if not (isinstance(category, type) and issubclass(category, Warning)):  # of a module that only ranks have
+                text, category = f"{each['category']}: {text}", Warning
+            item.ihook.pytest_warning_recorded.call_historic(kwargs={
+                "warning_message": warnings.WarningMessage(text, category, each["filename"], each["lineno"], line=each["line"]),
+                "nodeid": item.nodeid, "when": "runtest", "location": None})
 
     def _explain(self, report: pytest.TestReport, result: Result) -> None:
         """Adds what the other ranks did, and what was written."""
@@ -174,9 +194,12 @@ class RanksPlugin:
             report.wasxfail = result.error
         return report
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    def pytest_keyboard_interrupt(self, excinfo: "pytest.ExceptionInfo[BaseException]") -> None:
+        self._interrupted = excinfo.type is KeyboardInterrupt  # and not pytest.exit or session.shouldstop
+
+    def pytest_sessionfinish(self) -> None:
         """Has fixtures ended whose next item has not come, as with -x."""
-        for size in self._open if self._pools and exitstatus != pytest.ExitCode.INTERRUPTED else ():
+        for size in self._open if self._pools and not self._interrupted else ():
             with contextlib.suppress(PoolError):
                 self._pools.at(size).run_python({"function": f"{os.path.abspath(__file__)}:nothing", **caller()})
 

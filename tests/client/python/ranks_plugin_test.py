@@ -267,6 +267,81 @@ def test_cache(tmp_path):
     assert json.loads((tmp_path / "of_run/v/of_user/runs").read_text()) == [[0, 0], [0, 1]]
 
 
+WARNINGS = """
+import warnings
+import cppool
+
+class OddWarning(Warning): pass
+
+@cppool.ranks(2)
+def test_warns(world):
+    warnings.warn("careful")
+    warnings.warn(f"rank {world.rank} is odd", OddWarning)
+
+@cppool.ranks(2)
+def test_is_an_error():
+    warnings.warn("planted")
+
+@cppool.ranks(2)
+def test_warns_much():
+    warnings.warn("x" * (1 << 20))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_warnings(tmp_path, workers):
+    """They are in the summary, once where all ranks have them."""
+    if workers:
+        pytest.importorskip("xdist")
+    cases, output = run(tmp_path, "-W", "error:planted", *(["-n", str(workers)] if workers else []), text=WARNINGS)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_warns[W2]": "passed", "test_is_an_error[W2]": "failure", "test_warns_much[W2]": "passed"}, output
+    assert "UserWarning: planted" in cases["test_is_an_error[W2]"].find("failure").text
+    lines = [line.strip().partition("test_of_user.py:")[2] for line in output.partition("warnings summary")[2].partition("-- Docs")[0].splitlines()]
+    assert [line for line in lines if "Warning: " in line and "cppool: " not in line] == [
+        "9: UserWarning: careful", "10: OddWarning: rank 0 is odd", "10: OddWarning: rank 1 is odd"], output
+    assert "cppool: rank 0: logs, warnings and all but the end of a failure are left out: pytest's reports have 10" in output, output
+
+
+STOPS = """
+import os, time
+import cppool, pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    yield
+    with open(f"ended{os.environ['RANK']}", "w"): pass
+
+@cppool.ranks(2)
+def test_before(shared): pass
+
+@cppool.ranks(2, deadline=300)
+def test_stops(request, world, shared):
+    if world.rank == 1:
+        STOP
+        return
+    time.sleep(WAITS)
+
+@cppool.ranks(2)
+def test_after(shared): pass
+"""
+
+
+@pytest.mark.parametrize("stop, waits, words", [("pytest.exit('enough', 5)", 1000, "Exit: enough"), ("request.session.shouldstop = 'enough'", 0, "Interrupted: enough !"),
+                                                ("request.session.shouldfail = 'enough'", 0, "! enough !")])
+def test_a_rank_ends_the_session(tmp_path, stop, waits, words):
+    """With its reason, as a test without ranks; ranks of a server serve the next session."""
+    (tmp_path / "conftest.py").write_text("import os\ndef pytest_sessionfinish(exitstatus):\n    if 'RANK' not in os.environ:\n"
+                                          "        with open('status', 'w') as file: file.write(str(int(exitstatus)))\n")
+    with support.serving(tmp_path) as socket:
+        for _ in range(2):
+            cases, output = run(tmp_path, "--cppool-attach", socket, text=STOPS.replace("STOP", stop).replace("WAITS", str(waits)))
+            ended = {"test_before[W2]": "passed", **({} if waits else {"test_stops[W2]": "passed"})}
+            assert {name: outcome(case) for name, case in cases.items() if outcome(case)} == ended and words in output, output
+            assert (tmp_path / "status").read_text() == ("5" if waits else "1" if "fail" in stop else "2")
+            for rank in (1,) if waits else (0, 1):  # one that waited has been killed
+                (tmp_path / f"ended{rank}").unlink()
+
+
 POOLS_ON_RANKS = """
 import os, cppool, pytest
 

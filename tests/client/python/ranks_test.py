@@ -618,7 +618,7 @@ class TestItems:
         for name, status in (("test_parameter[1]", "passed"), ("test_parameter[2]", "passed"), ("test_expected", "skipped"), ("test_skip", "skipped")):
             outcome = self.item(world, name)
             assert outcome.status == status and not outcome.differed
-            assert outcome.reports[0]["pytest"][0]["nodeid"] == f"test_items.py::{name}"
+            assert outcome.reports[0]["pytest"]["reports"][0]["nodeid"] == f"test_items.py::{name}"
         assert outcome.error == "Skipped: no moon" and outcome.kind == "unsupported"
         assert "test session starts" not in world.output(0)
 

@@ -47,7 +47,7 @@ class Items:
     def __init__(self, rank, frame):
         self.rank, self.frame = rank, frame
         self.world = None  # of the item that runs
-        self.items, self.wrong, self.following, self.begun = {}, [], None, False
+        self.items, self.wrong, self.following, self.begun, self.stopped = {}, [], None, False, False
         self.alive, self.ending = set(), {}  # fixtures of several items; the state as one of them began to end
 
     def main(self, begin):
@@ -64,7 +64,7 @@ class Items:
     def serves(self, frame):
         """Whether the session is what `frame` would load."""
         same = all(frame.get(name) == self.frame.get(name) for name in ("pytest", "path", "cwd", "roots", "env"))
-        return same and not self.rank.code.changed()
+        return same and not self.stopped and not self.rank.code.changed()
 
     def members(self, names=False):
         digest = hashlib.sha256("\n".join(self.items).encode("utf-8", "replace")).hexdigest()
@@ -73,28 +73,44 @@ class Items:
         return {"collected": len(self.items), "digest": digest, **known}
 
     def run(self, frame, world):
-        """Runs one item; what it raised has been told by `told`. Returns its outcome and pytest's reports."""
+        """Runs one item; what it raised has been told by `told`. Returns its outcome, further members of the report, and whether fixtures are alive."""
         if frame["nodeid"] not in self.items:
             raise CannotLoad(f"pytest has collected no item {frame['nodeid']}")
         item, self.world = self.items[frame["nodeid"]], world
-        self.reports, self.failure, self.skip = [], {}, {}
+        session, end = item.session, {}
+        self.reports, self.warnings, self.failure, self.skip = [], [], {}, {}
         try:
-            item.session._setupstate.teardown_exact(item)  # where the item that was to come has not come
+            session._setupstate.teardown_exact(item)  # where the item that was to come has not come
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
+        except pytest.exit.Exception as error:
+            end["exit"] = [error.msg, error.returncode]
+            self.mark_skip(f"pytest.exit: {error.msg}")
+            session._setupstate.teardown_exact(None)
         finally:
             self.world = None
             getattr(getattr(item.config, "cache", None), "own", {}).clear()
+        end.update((name, str(getattr(session, name))) for name in ("shouldstop", "shouldfail") if getattr(session, name))
+        self.stopped = bool(end)  # the next run needs a session that goes on
         texts = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in self.reports]
-        if len(json.dumps(texts, default=str)) > MAX_REPORTS:
+        members = {"pytest": {"reports": texts, "warnings": self.warnings, **end}}
+        size = len(json.dumps(members, default=str))
+        if size > MAX_REPORTS:
             for text in texts:
                 text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
+            members["pytest"]["warnings"] = []
+            members["warnings"] = [f"logs, warnings and all but the end of a failure are left out: pytest's reports have {size} bytes, of at most {MAX_REPORTS}"]
         told = [report for report in self.reports if report.failed and not is_unexpected_success(item, report)]
         skipped = next((report for report in self.reports if report.skipped), None)
         if not self.failure and told:  # as another plugin has judged it
             self.failure = self.outcome("failed", "mismatch", str(told[0].longrepr))
         elif not self.failure and not self.skip and skipped:
             self.skip = self.outcome("skipped", "unsupported", skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else str(skipped.longrepr))
-        return self.failure or self.skip, json.loads(json.dumps(texts, default=str)), bool(self.alive)
+        return self.failure or self.skip, json.loads(json.dumps(members, default=str)), bool(self.alive)
+
+    def mark_skip(self, why):
+        """At once, since other ranks may wait for this one. It is a skip: what they then fail of is not the cause, and no rank is hurt."""
+        self.skip = self.outcome("skipped", "unsupported", why)
+        self.rank.channel.send("mark", id=self.world.id, **self.skip)
 
     def outcome(self, status, kind, error):
         """Members of a report."""
@@ -207,12 +223,16 @@ class Items:
     def pytest_runtest_makereport(self, item, call):
         report = (yield).get_result()
         if self.world is not None and call.excinfo is not None and report.skipped and hasattr(report, "wasxfail"):
-            # At once, since other ranks may wait for this one. It is a skip: what they then fail of is not the cause, and no rank is hurt.
-            self.skip = self.outcome("skipped", "unsupported", f"expected failure: {call.excinfo.exconly()}")
-            self.rank.channel.send("mark", id=self.world.id, **self.skip)
+            self.mark_skip(f"expected failure: {call.excinfo.exconly()}")
 
     def pytest_runtest_logreport(self, report):
         self.reports.append(report)
+
+    def pytest_warning_recorded(self, warning_message):
+        if self.world is not None:
+            category = warning_message.category
+            self.warnings.append({"message": str(warning_message.message), "module": category.__module__, "category": category.__name__,
+                                  **{name: getattr(warning_message, name) for name in ("filename", "lineno", "line")}})
 
     def pytest_exception_interact(self, node, call, report):
         if self.world is not None and not self.failure and report.when != "collect" and not is_unexpected_success(node, report):

@@ -335,7 +335,7 @@ class Rank:
         try:
             with environment(frame.get("env", {})), self.cancellable(frame):
                 if "nodeid" in frame and hasattr(self.loaded, "items"):
-                    failure, more["pytest"], alive = self.loaded.run(frame, world)
+                    failure, more, alive = self.loaded.run(frame, world)
                 else:
                     value = self.call(frame, world)
                 if self.on_gpu():
