@@ -338,7 +338,7 @@ void ProcessRunner::Done(int index) {
     own.phase = RankPhase::kDone;
     if (std::string left_out = At(index).process->LeftOut(); !left_out.empty())
       own.warnings.push_back(std::move(left_out));
-    if (own.failure.origin != FailureOrigin::kNone) own.output = At(index).process->Output();
+    own.output = At(index).process->Output();
     report = own;
   }
   meeting_->Leave(index, report.failure.status);

@@ -60,6 +60,12 @@ def options_of(config: pytest.Config) -> list[str]:
             *(each for text in config.option.pythonwarnings or [] for each in ("-W", text)), f"--cppool-options={json.dumps(values, sort_keys=True)}"]
 
 
+def _show(line: str) -> None:
+    """A line of the daemon's stderr, on another thread."""
+    if line.startswith("[rank "):
+        print(line)
+
+
 def nothing() -> None:
     """A case, for which ranks end their session of pytest."""
 
@@ -76,6 +82,8 @@ class RanksPlugin:
         self._arguments: list[str] = []
         self._next: dict[pytest.Item, Optional[str]] = {}  # the item after it on the same ranks
         self._open: set[int] = set()  # worlds whose fixtures wait for an item
+        self._live = config.getoption("capture", "no") == "no"  # -s: what ranks write is shown as it comes
+        self._interrupted = False
 
     def _size(self, item: Any) -> Optional[int]:
         """None: the item runs in this process, or has the mark and cannot run."""
@@ -117,8 +125,12 @@ class RanksPlugin:
                 "roots": [str(self._config.rootpath)], **caller(), "cwd": str(self._config.invocation_params.dir),
                 **{name: options.pop(name) for name in ("env", "seed") if name in options}}
         try:
-            self._pools = self._pools or Pools(python=True, preload=self._config.getini("cppool_preload"), **self._options())
-            result = self._pools.at(size).run_python(case, **options)
+            self._pools = self._pools or Pools(python=True, preload=self._config.getini("cppool_preload"),
+                                               on_stderr=_show if self._live else None, **self._options())
+            pool = self._pools.at(size)
+            result = pool.run_python(case, **options)
+            if self._live:
+                pool.stderr_tail()  # all that was written has been shown then
             (self._open.add if following else self._open.discard)(size)
         except PoolError as error:
             self._open.discard(size)
@@ -149,6 +161,8 @@ class RanksPlugin:
         for report in reports:
             if isinstance(report.longrepr, list):  # a tuple, before it was JSON
                 report.longrepr = tuple(report.longrepr)
+            report.sections += [(f"{title} of rank {rank}", text) for rank, each in of_pytest.items() if each["reports"] is not of_rank
+                                for data in each["reports"] if data["when"] == report.when for title, text in data["sections"] if title.startswith("Captured log")]
         told = any(report.failed for report in reports)
         if result.status == "passed" and reports or result.status == "skipped" and any(report.skipped for report in reports):
             pass
@@ -157,8 +171,7 @@ class RanksPlugin:
         elif not told or (result.failure and result.failure.kind == "polluted"):
             reports = [report for report in reports if not report.failed][:1] + [self._failed(item, result.describe().partition("\nrepeat: ")[0])]
         for report in reports:
-            if report.failed:
-                self._explain(report, result)
+            self._explain(report, result)
         for report in reports[:1]:
             report.user_properties += [("cppool.world_size", len(result.ranks)), ("cppool.wall_ms", result.wall_ms)]
         for warning in result.warnings:
@@ -176,12 +189,14 @@ class RanksPlugin:
                 "nodeid": item.nodeid, "when": "runtest", "location": None})
 
     def _explain(self, report: pytest.TestReport, result: Result) -> None:
-        """Adds what the other ranks did, and what was written."""
-        culprit = result.failure.rank if result.failure else None
-        title = f"cppool: {len(result.ranks)} ranks" if culprit is None else f"cppool: rank {culprit} of {len(result.ranks)} failed first"
-        report.sections.append((title, "\n".join(f"rank {rank.rank}: {rank.error}" for rank in result.ranks if rank.error)))
-        report.sections += [(f"output of rank {rank.rank}", rank.output) for rank in result.ranks if rank.output]
-        if result.replaced:
+        """Adds what the other ranks did, and what was written; under titles that begin as pytest's own do, by which JUnit reports find it."""
+        if report.failed:
+            culprit = result.failure.rank if result.failure else None
+            title = f"cppool: {len(result.ranks)} ranks" if culprit is None else f"cppool: rank {culprit} of {len(result.ranks)} failed first"
+            report.sections.append((title, "\n".join(f"rank {rank.rank}: {rank.error}" for rank in result.ranks if rank.error)))
+        if not self._live:
+            report.sections += [(f"Captured stdout of rank {rank.rank}", rank.output) for rank in result.ranks if rank.output]
+        if report.failed and result.replaced:
             report.sections.append(("cppool: ranks replaced", result.replaced))
 
     def _failed(self, item: pytest.Item, text: str) -> pytest.TestReport:

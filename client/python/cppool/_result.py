@@ -33,7 +33,7 @@ class Rank(NamedTuple):
     gpu_ms: Mapping[str, float]  #: by stage
     extra: Mapping[str, Any]  #: what the case reported beside these; of a function in Python "value" is what it returned
     traceback: str = ""  #: of a case in Python that failed on this rank
-    output: str = ""  #: the end of what this rank has written, of a case in Python that did not pass
+    output: str = ""  #: the end of what this rank has written, of a case in Python
 
 
 class Failure(NamedTuple):

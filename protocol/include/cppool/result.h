@@ -56,7 +56,7 @@ struct Rank {
   // above 1.
   std::vector<std::pair<std::string, std::vector<double>>> samples = {};
   Json extra = Json::object();  // what the case reported beside these
-  // Of a case in Python that has failed: the exception's traceback, and the end of what the rank has written.
+  // Of a case in Python: the exception's traceback, if it failed, and the end of what the rank has written.
   std::string traceback = {}, output = {};
 };
 

@@ -302,6 +302,33 @@ def test_warnings(tmp_path, workers):
     assert "cppool: rank 0: logs, warnings and all but the end of a failure are left out: pytest's reports have 10" in output, output
 
 
+WRITERS = """
+import logging, os, sys
+import cppool, pytest
+
+@cppool.ranks(2)
+def test_writes(world):
+    os.system(f"echo by a child of rank {world.rank}")
+    print("to stderr by rank", world.rank, file=sys.stderr)
+    logging.warning("logged by rank %d", world.rank)
+
+@cppool.ranks(2)
+def test_is_silent(): pass
+"""
+
+
+def test_output_of_tests_that_pass(tmp_path):
+    cases, output = run(tmp_path, "-o", "junit_logging=all", text=WRITERS)
+    written = [f"{what} rank {rank}" for what in ("by a child of", "to stderr by", "logged by") for rank in (0, 1)]
+    for text in (output, cases["test_writes[W2]"].findtext("system-out")):
+        assert all(each in text for each in written), text
+    assert "rank" not in cases["test_is_silent[W2]"].findtext("system-out")
+    assert all(f"Captured stdout of rank {rank}" in output and f"[rank {rank}]" not in output for rank in (0, 1)), output
+    _, output = run(tmp_path, "-s", text=WRITERS)
+    assert all(f"[rank {rank}] {what} rank {rank}\n" in output for what in ("by a child of", "to stderr by") for rank in (0, 1)), output
+    assert "Captured stdout" not in output
+
+
 STOPS = """
 import os, time
 import cppool, pytest
