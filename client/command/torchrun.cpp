@@ -150,10 +150,25 @@ Json Environment() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
-    static const Words own = {
-        "RANK",        "LOCAL_RANK",      "WORLD_SIZE",           "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",  "ROLE_RANK",       "ROLE_WORLD_SIZE",      "MASTER_ADDR",
-        "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST"};
+    static const Words own = {"RANK",
+                              "LOCAL_RANK",
+                              "WORLD_SIZE",
+                              "LOCAL_WORLD_SIZE",
+                              "GROUP_RANK",
+                              "GROUP_WORLD_SIZE",
+                              "ROLE_NAME",
+                              "ROLE_RANK",
+                              "ROLE_WORLD_SIZE",
+                              "MASTER_ADDR",
+                              "MASTER_PORT",
+                              "TORCHELASTIC_RUN_ID",
+                              "TORCHELASTIC_RESTART_COUNT",
+                              "TORCHELASTIC_MAX_RESTARTS",
+                              "TORCHELASTIC_USE_AGENT_STORE",
+                              "TORCHELASTIC_ERROR_FILE",
+                              "OMP_NUM_THREADS",
+                              "CUDA_VISIBLE_DEVICES",
+                              "PYTEST_CURRENT_TEST"};
     if (name.empty() || std::ranges::find(own, name) != own.end() || !IsUtf8(std::string(text)).empty())
       continue;
     env[name] = std::string(text.substr(name.size() + 1));

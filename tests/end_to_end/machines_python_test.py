@@ -21,7 +21,7 @@ from machines_support import ByMpirun, Case, Head, Kills, children
 PYTHON = sys.executable if importlib.util.find_spec("pytest") else "/usr/bin/python3"  # with pytest
 CASES = """
 import os, signal, sys, time
-NAMES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"
+NAMES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 def place(world):
     return [os.environ[name] for name in NAMES]
@@ -112,9 +112,9 @@ class Places:
                 self.assertGreater(hello["devices"][-1]["total_bytes"], 0)
                 self.assertEqual((hello["ranks"], hello["python"]["path"]), ("processes", PYTHON))
                 values = [rank["value"] for rank in self.call(head, "place")["ranks"]]
-                self.assertEqual([value[:6] for value in values],
-                                 [[str(each) for each in (rank, rank % local, size, local, rank // local)] + ["127.0.0.1"] for rank in range(size)])
-                self.assertEqual(len({value[6] for value in values}), 1)
+                self.assertEqual([value[:7] for value in values],
+                                 [[str(each) for each in (rank, rank % local, size, local, rank // local, agents)] + ["127.0.0.1"] for rank in range(size)])
+                self.assertEqual(len({value[7] for value in values}), 1)
 
 
 class Worlds(Python):

@@ -1,5 +1,6 @@
 """Cases in Python with torch and gloo through the daemon, and `cppool torchrun`. torch_ranks_test.py tests the Python half."""
 import concurrent.futures
+import json
 import os
 import pathlib
 import subprocess
@@ -346,6 +347,32 @@ def test_torchrun(tmp_path):
         assert done.returncode == 0 and done.stdout.count("sum 3.0") == 2
     done = torchrun("--nproc-per-node", "2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", script, OF_CALLER="there")
     assert done.returncode == 0 and "is for the real torchrun" in done.stderr and done.stdout.count("there") == 2, done
+
+
+WRITES_ITS_ENVIRONMENT = """
+import json, os, sys, torch.distributed as dist
+with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
+    json.dump({**os.environ, "launched": str(dist.is_torchelastic_launched())}, file)
+"""
+
+
+def test_the_environment_is_torchruns(tmp_path):
+    """Where both were started by another torchrun, whose variables are not the script's."""
+    (tmp_path / "script.py").write_text(WRITES_ITS_ENVIRONMENT)
+    outer = {name: "of another" for name in ("GROUP_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+                                             "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")}
+    environments = []
+    for name, options in (("real", ["--rdzv-backend=static", "--master-port=0"]), ("warm", [])):
+        done = torchrun("--nproc-per-node=2", *options, str(tmp_path / "script.py"), str(tmp_path / name), **outer)
+        assert done.returncode == 0 and ("is for the real torchrun" in done.stderr) == (name == "real"), done
+        environments.append([json.loads((tmp_path / f"{name}.{rank}").read_text()) for rank in range(2)])
+    for real, warm in zip(*environments):
+        differing = {name for name in {**real, **warm} if real.get(name) != warm.get(name)} - {"_", "PYTEST_CURRENT_TEST"}
+        assert differing == {
+            "MASTER_PORT",  # of the ranks' own store
+            "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun's alone
+            "CPPOOL_PARENT_PID", "CPPOOL_RANKS_OF", "GLOO_SOCKET_IFNAME", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_NCCL_DUMP_ON_TIMEOUT"}, (real, warm)
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in warm and "TORCHELASTIC_ERROR_FILE" not in warm
 
 
 @pytest.mark.parametrize("arguments, text", [((), "needs a script"), (("--nproc-per-node",), "has no value"), (("--nproc-per-node", "0", "x.py"), "from 1 to 64"),

@@ -153,7 +153,13 @@ class Rank:
         faulthandler.register(STACKS_SIGNAL, self.stacks_end, all_threads=True)
         _set({name: value or ("1" if name == "OMP_NUM_THREADS" else None) for name, value in self.user_threads.items()})  # as torchrun does
         _set({"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.local_size,
-              "GROUP_RANK": self.node, "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.size, "MASTER_ADDR": self.host, "MASTER_PORT": self.port})
+              "GROUP_RANK": self.node, "GROUP_WORLD_SIZE": self.size // self.local_size, "ROLE_NAME": "default", "ROLE_RANK": self.rank,
+              "ROLE_WORLD_SIZE": self.size, "MASTER_ADDR": self.host, "MASTER_PORT": self.port,
+              # Of every door: who asks is_torchelastic_launched(), which looks for the ID, wants to know whether ranks are theirs to start.
+              "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+              # Not an outer torchrun's: rank 0 has the store, and no agent reads the file. TORCH_NCCL_ASYNC_ERROR_HANDLING stays the user's, since the
+              # daemon ends what hangs, and not a watchdog of NCCL.
+              "TORCHELASTIC_USE_AGENT_STORE": None, "TORCHELASTIC_ERROR_FILE": None})
         state.name_shared_memory()
         os.register_at_fork(after_in_child=self.channel.socket.close)  # a child has nothing to say to the daemon
         threading.Thread(target=self.control, name="cppool control", daemon=True).start()
