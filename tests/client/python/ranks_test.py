@@ -183,6 +183,35 @@ def test_abandoned_processes_are_ended_by_the_next_server(tmp_path):
     assert any(tells() for _ in range(10))  # one that another test starts can be the next server, too
 
 
+def test_names_of_abandoned_ranks_are_removed_by_the_next_server():
+    """In /dev/shm; one that a process has open stays, and is removed by a later one."""
+    daemon = subprocess.Popen(["sleep", "1000"])
+    server = Server(of=f"{daemon.pid}:{start_time(daemon.pid)}")
+    world = World(server, 1)
+    port, pid = run(world, "environment", kwargs={"name": "MASTER_PORT"}).reports[0]["value"], world.ranks[0].pid
+    names = [pathlib.Path("/dev/shm", name) for name in (f"of_{pid}", f"buffer_{port}_0", f"buffer_{port}_in_use")]
+    used = [name.open("w", encoding="ascii") for name in names][-1]
+    os.kill(server.process.pid, signal.SIGSTOP)  # so that it does not see the rank's end
+    server.process.kill()
+    server.process.wait(timeout=LIMIT)
+    daemon.kill()
+    daemon.wait(timeout=LIMIT)
+    assert eventually(lambda: not is_running(pid))
+    assert Server().end() == 0
+    assert [name.exists() for name in names] == [False, False, True]
+    used.close()
+    again = Server()
+    assert not names[-1].exists()
+
+    def is_recorded(pid):
+        return any(f".{pid}." in name for name in os.listdir("/dev/shm"))
+
+    living = World(again, 1).ranks[0].pid
+    assert is_recorded(living) and not is_recorded(pid)
+    assert again.end() == 0
+    assert not is_recorded(living)
+
+
 def test_state_is_put_back(world, tmp_path):
     before = run(world, "draw")
     outcome = run(world, "change_state")

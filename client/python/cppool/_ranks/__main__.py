@@ -2,7 +2,9 @@
 README.md has the frames."""
 import contextlib
 import ctypes
+import fcntl
 import gc
+import glob
 import importlib
 import importlib.util
 import os
@@ -23,6 +25,7 @@ from _cppool_ranks.frames import BrokenFrame, Channel  # noqa: E402
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = "CPPOOL_RANKS_OF"  # in the environment: the process that all of this ends with
+RECORD = "cppool_rank.{}.{}.{}"  # in /dev/shm while a rank lives: its pid's namespace, its pid and its world's port
 # One thread each, since none survives a fork; libgomp hangs in the child after a parallel region in the parent. Ranks get the user's back.
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 DEFAULTS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
@@ -85,14 +88,59 @@ def unforkable():
     return None
 
 
-def remove_shared_memory(pid, port, since):
-    """Removes names in /dev/shm that have the dead rank's pid or its world's port in them and are not older than the rank."""
+def shared_memory_of(pid, port, since):
+    """Names in /dev/shm that have the dead rank's pid or its world's port in them and are not older than the rank."""
     for entry in os.scandir("/dev/shm") if os.path.isdir("/dev/shm") else ():
-        try:
+        with contextlib.suppress(OSError):
             if re.search(rf"(?<!\d)({pid}|{port})(?!\d)", entry.name) and entry.stat(follow_symlinks=False).st_ctime >= since:
-                os.unlink(entry.path)
-        except OSError:
-            pass
+                yield entry.path
+
+
+def remove_shared_memory(pid, port, since):
+    for path in shared_memory_of(pid, port, since):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def namespace_number():
+    return re.sub(r"\D", "", namespace_of("self") or "")
+
+
+def record(port):
+    """Lets the next start find what this rank leaves in /dev/shm, should the fork server and the daemon be killed at once."""
+    with contextlib.suppress(OSError):
+        os.close(os.open("/dev/shm/" + RECORD.format(namespace_number(), os.getpid(), port), os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def remove_unused(path):
+    """A file of this user that no process has open or mapped, in whatever container: only then the kernel grants a lease."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned_memory():
+    """Removes the names in /dev/shm of ranks that died with their fork servers and daemons. Their numbers may be another's since: what is in use stays."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that ends early
+    for path in glob.glob("/dev/shm/" + RECORD.format(namespace_number(), "*", "*")):
+        *_, pid, port = path.split(".")
+        if not pid.isdigit() or not port.isdigit() or start_time(pid):
+            continue
+        with contextlib.suppress(OSError):
+            status, kept = os.stat(path), False
+            if status.st_uid != os.getuid():  # whose processes may be hidden
+                continue
+            for other in {*shared_memory_of(pid, port, status.st_ctime)} - {path}:
+                try:
+                    remove_unused(other)
+                except OSError:
+                    kept = True  # a later start tries again
+            if not kept:
+                os.unlink(path)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
 class Parent:
@@ -225,6 +273,7 @@ class Server(Parent):
     def fork(self, frame):
         count = 5 if frame["rank"] == 0 else 4
         descriptors = [self.channel.descriptors.popleft() for _ in range(count)]
+        since = time.time() - 0.01  # the clock of files is a tick behind
         try:
             sys.stderr.flush()
             pid = os.fork()
@@ -233,7 +282,7 @@ class Server(Parent):
         else:
             if pid == 0:
                 self.become_rank(frame, descriptors)
-            self.children[pid] = (frame["rank"], frame["port"], time.time())
+            self.children[pid] = (frame["rank"], frame["port"], since)
             self.channel.send("forked", rank=frame["rank"], pid=pid)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -247,6 +296,7 @@ class Server(Parent):
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             os.setsid()
             self.unwatch()
+            record(frame["port"])
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
                 file.write("500")  # rather than the daemon or the shell
             self.channel.socket.close()
@@ -351,6 +401,7 @@ def main(arguments):
     if sys.version_info < (3, 9):
         fail(connection, listens, error=f"{sys.executable} is Python {sys.version.split()[0]}: ranks need 3.9 or later", module=None, traceback="")
     kill_abandoned()
+    remove_abandoned_memory()
     user_threads = {name: os.environ.get(name) for name in SINGLE}
     os.environ.pop("PYTEST_CURRENT_TEST", None)  # of a pytest that started the daemon
     os.environ.update({**DEFAULTS, **os.environ, **SINGLE})
