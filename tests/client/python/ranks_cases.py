@@ -87,14 +87,20 @@ FAULTS = {
 
 
 def change_state(world):
+    import gc
     import logging
     import random
+    import resource
     import warnings
     os.environ["SECRET_OF_TEST"] = "hidden value"
     os.chdir("/")
     os.umask(0o77)
     sys.path.append("/nonexistent")
     sys.setrecursionlimit(5000)
+    sys.setswitchinterval(0.5)
+    sys.unraisablehook = threading.excepthook = print
+    gc.callbacks.append(lambda *_: None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     logging.getLogger().setLevel(logging.DEBUG)
     logging.getLogger("mine").addHandler(logging.NullHandler())
     warnings.simplefilter("error")
@@ -103,6 +109,10 @@ def change_state(world):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
     sys.stdout = open(os.devnull, "w", encoding="ascii")
     random.seed(99)
+
+
+def be_nice(world):
+    os.nice(1)
 
 
 def draw(world):

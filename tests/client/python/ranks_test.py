@@ -217,13 +217,21 @@ def test_state_is_put_back(world, tmp_path):
     outcome = run(world, "change_state")
     assert outcome.status == "passed" and not outcome.left
     assert outcome.differed == {
-        "environment": ["SECRET_OF_TEST"], "process": ["cwd", "umask"], "sys": ["stdout", "path"], "interpreter": ["recursion_limit"],
+        "environment": ["SECRET_OF_TEST"], "process": ["cwd", "umask"], "limits": ["RLIMIT_NOFILE"], "sys": ["stdout", "path"],
+        "sys hooks": ["unraisablehook"], "threading": ["excepthook"], "gc": ["callbacks"], "interpreter": ["recursion_limit", "switch_interval"],
         "warnings": ["filters"], "logging": ["root", "mine"], "signals": ["SIGUSR1"], "timers": ["ITIMER_REAL"], "signal mask": ["SIGUSR2"]}
     assert "hidden value" not in str(outcome.reports)
     after = run(world, "draw")
     assert [each["value"] for each in after.reports.values()] == [each["value"] for each in before.reports.values()]
     assert after.reports[0]["results"] == before.reports[1]["results"]  # seeded before each case, and each rank alike
     assert run(world, "draw", seed=7).reports[0]["results"] != before.reports[0]["results"]
+
+
+def test_niceness_is_put_back_or_replaces_the_ranks(world):
+    """Only root, and who may do as root, can go back."""
+    outcome = run(world, "be_nice")
+    assert outcome.status == "passed" and {**outcome.differed, **outcome.left}["process"] == ["niceness"]
+    assert all(os.getpriority(os.PRIO_PROCESS, rank.pid) == os.getpriority(os.PRIO_PROCESS, world.server.process.pid) for rank in world.ranks)
 
 
 def test_shared_memory_of_the_process_is_removed(world):

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+import resource
 import signal
 import sys
 import threading
@@ -21,9 +22,10 @@ except ImportError:  # a Python without it
 
 _MISSING = object()
 _SYS = ("argv", "stdin", "stdout", "stderr", "path", "dont_write_bytecode")
-_HOOKS = ("excepthook", "displayhook", "meta_path", "path_hooks")
+_HOOKS = ("excepthook", "unraisablehook", "displayhook", "meta_path", "path_hooks")
 _WALL = 0x40000000  # of waitid: children of every kind
 _SIGNALS = {getattr(number, "name", str(int(number))): number for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}}
+_LIMITS = {number: name for name, number in sorted(vars(resource).items(), reverse=True) if name.startswith("RLIMIT_")}  # one name of each
 _TIMERS = {"ITIMER_REAL": signal.ITIMER_REAL, "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL, "ITIMER_PROF": signal.ITIMER_PROF}
 
 
@@ -189,12 +191,18 @@ def _descriptors():
 
 def _python_groups():
     yield Values("environment", lambda: dict(os.environ), _write_environment)
-    yield Values("process", *_settings(cwd=(cwd, os.chdir), umask=(_umask, _umask), affinity=(lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v))))
+    yield Values("process", *_settings(cwd=(cwd, os.chdir), umask=(_umask, _umask), affinity=(lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v)),
+                                         niceness=(lambda: os.getpriority(os.PRIO_PROCESS, 0), lambda v: os.setpriority(os.PRIO_PROCESS, 0, v))))
+    yield Values("limits", *_settings(**{name: (functools.partial(resource.getrlimit, number), functools.partial(resource.setrlimit, number))
+                                         for number, name in _LIMITS.items()}), imports=True)
     yield Values("shared memory", _own_shared_memory, lambda name, _: os.unlink(f"/dev/shm/{name}"))
     yield Values("sys", *_attributes(sys, _SYS))
     yield Values("sys hooks", *_attributes(sys, _HOOKS), imports=True)
+    yield Values("threading", *_attributes(threading, ["excepthook"]), imports=True)
+    yield Values("gc", *_attributes(gc, ["callbacks"]), imports=True)
     yield Values("interpreter", *_settings(
         trace=(sys.gettrace, sys.settrace), profile=(sys.getprofile, sys.setprofile), recursion_limit=(sys.getrecursionlimit, sys.setrecursionlimit),
+        switch_interval=(sys.getswitchinterval, sys.setswitchinterval),
         gc=(gc.isenabled, lambda on: gc.enable() if on else gc.disable()), gc_threshold=(gc.get_threshold, lambda v: gc.set_threshold(*v)),
         start_method=(lambda: multiprocessing.get_start_method(True), lambda v: multiprocessing.set_start_method(v, force=True))), imports=True)
     yield Values("warnings", lambda: {"filters": list(warnings.filters)}, _write_filters, imports=True)
@@ -276,6 +284,8 @@ def _torch_groups(torch):
     if torch.cuda.is_initialized():
         # The device first: a stream is current on its device.
         yield Values("torch cuda", *_settings(device=(torch.cuda.current_device, torch.cuda.set_device), stream=(torch.cuda.current_stream, torch.cuda.set_stream)))
+        if hasattr(torch.cuda, "get_per_process_memory_fraction"):
+            yield Values("torch cuda memory", *_settings(fraction=(torch.cuda.get_per_process_memory_fraction, torch.cuda.set_per_process_memory_fraction)))
     yield Values("torch open modes", lambda: {
         "inference mode": torch.is_inference_mode_enabled(), "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(), "profiler": torch.autograd._profiler_enabled()})
