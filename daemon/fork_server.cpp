@@ -156,11 +156,11 @@ std::string FindPython(const std::string& wanted) {
   std::string name = wanted, from = "--python";
   if (name.empty()) {
     name = variable("CPPOOL_PYTHON");
-    from = "CPPOOL_PYTHON";
+    from = "--python without a path: $CPPOOL_PYTHON";
   }
   if (name.empty() && !variable("VIRTUAL_ENV").empty()) {
     name = variable("VIRTUAL_ENV") + "/bin/python";
-    from = "VIRTUAL_ENV";
+    from = "--python without a path: $VIRTUAL_ENV";
   }
   if (name.empty()) {
     name = "python3";
@@ -412,7 +412,8 @@ bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point dead
       socket_ = std::move(ours);
     }
   } catch (const std::system_error& error) {
-    throw StartError("--python " + options_.python + " cannot be started: " + error.what());
+    throw StartError("--python " + options_.python + " cannot be started: " + error.what() +
+                     ": give the path of a Python 3.9 or later");
   }
   const bool joined = child_ == 0;
   thread_ = std::thread([this] {
@@ -429,8 +430,10 @@ bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point dead
     if (ready_ && ready_->contains("error"))
       why = TextOf(*ready_, "error");
     else if (!ready_)
-      why = options_.python + (gone_.empty() ? " was not ready in time"
-                                             : " " + gone_ + " before it was ready: is it a Python?");
+      why = "--python " + options_.python +
+            (gone_.empty() ? " was not ready in time"
+                           : " " + gone_ + " before it was ready: it must be a Python 3.9 or later" +
+                                 (options_.preload.empty() ? "" : ", which no module of --preload ends"));
     if (why.empty()) {
       pid_ = ready_->at("pid").get<pid_t>();
       info_.python = TextOf(*ready_, "python");

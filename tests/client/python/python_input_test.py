@@ -39,6 +39,31 @@ def write(file, text):
     return str(file)
 
 
+def script(file, interpreter, text=""):
+    write(file, f"#!{interpreter}\n{text}")
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.parametrize("first", ["CPPOOL_PYTHON", "VIRTUAL_ENV", "PATH"])
+def test_which_python_is_taken(tmp_path, first):
+    """By `--python` without a path, where those before it are not set. The wrong ones would not start."""
+    names = ["CPPOOL_PYTHON", "VIRTUAL_ENV", "PATH"]
+    files = [tmp_path / "own", tmp_path / "venv" / "bin" / "python", tmp_path / "path" / "python3"]
+    for name, file in zip(names, files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        script(file, "/bin/sh", f"exec {sys.executable} \"$@\"\n" if name == first else "exit 7\n")
+    known = dict(zip(names, map(str, (files[0], tmp_path / "venv", tmp_path / "path"))))
+    environment = {**os.environ, **{name: value if names.index(name) >= names.index(first) else "" for name, value in known.items()}}
+    command = [os.path.join(BUILD, "bin", "cppoold"), "--world-size", "1", "--backend", "host", "--sentinel", "", "--python"]
+    done = subprocess.run(command, env=environment, text=True, input='{"op": "hello"}\n', stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, timeout=120)
+    assert done.returncode == 0 and json.loads(done.stdout)["python"]["path"] == str(files[names.index(first)]), done
+    files[names.index(first)].unlink()
+    done = subprocess.run(done.args, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert done.returncode == 2 and "--python" in done.stderr and first.replace("PATH", "python3 on PATH") in done.stderr, done
+    assert "give the path of a Python 3.9 or later" in done.stderr
+
+
 def test_a_python_without_torch(tmp_path):
     """Runs cases; what needs torch says so."""
     environment = tmp_path / "venv"
@@ -52,7 +77,8 @@ def test_a_python_without_torch(tmp_path):
         result = pool.run_python({"pytest": [test], "nodeid": "test_it.py::test_it"})
         assert (result.status, result.failure.kind) == ("error", "invalid_request") and not result.replaced, result.describe()
         assert f"{environment}/bin/python cannot import pytest (No module named '_pytest'): install it there" in result.error
-    for options, text in (({"preload": ["torch"]}, f"--preload torch: it cannot be imported by {environment}/bin/python"),
+    for options, text in (({"preload": ["torch"]}, f"--preload torch: it cannot be imported by {environment}/bin/python: ModuleNotFoundError: "
+                                                   "No module named 'torch': mend or install it there, or leave it out"),
                           ({"backend": "cuda"}, "--preload torch")):
         with pytest.raises(cppool.PoolError) as caught:
             cppool.Pool(1, python=environment / "bin" / "python", **options).hello()
@@ -221,15 +247,22 @@ def test_bad_requests(pool, member, text):
     assert text in str(caught.value) and "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), ({"python": "/bin/true"}, "is it a Python"),
-                                           ({"python": True, "preload": ["no_such_module"]}, "no_such_module"),
+@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), 
+                                           ({"python": "/bin/true"}, "--python /bin/true exited with code 0 before it was ready: it must be a Python 3.9 or later"),
+                                           ({"python": "WITHOUT_INTERPRETER"}, "No such file or directory: give the path of a Python 3.9 or later"),
+                                           ({"python": True, "preload": ["no_such_module"]}, "No module named 'no_such_module': mend or install it there"),
+                                           ({"python": True, "preload": ["ends"]}, "exited with code 3 before it was ready: it must be a Python 3.9 or later, "
+                                            "which no module of --preload ends"),
                                            ({"python": True, "backend": "cuda"}, "torch"), ({"python": True, "case_files": ["/x.so"]}, "--case"),
                                            ({"python": True, "transport": "peer"}, "--transport"),
                                            ({"python": True, "backend": "host", "transport": "nccl"}, "this is host"),
                                            ({"python": True, "transport": "nccl"}, "the backend nccl needs")])
-def test_a_pool_that_cannot_start(options, text):
+def test_a_pool_that_cannot_start(tmp_path, options, text):
+    write(tmp_path / "ends.py", "import os\nos._exit(3)\n")
+    if options["python"] == "WITHOUT_INTERPRETER":
+        options = {"python": script(tmp_path / "python", "/nonexistent/sh")}
     with pytest.raises(cppool.PoolError) as caught:
-        cppool.Pool(1, **options).hello()
+        cppool.Pool(1, environment={"PYTHONPATH": str(tmp_path)}, **options).hello()
     assert caught.value.kind == "start" and text in str(caught.value)
     with pytest.raises(ValueError, match="python=True"):
         cppool.Pool(1, preload=["torch"])

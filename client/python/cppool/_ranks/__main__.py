@@ -414,8 +414,8 @@ def main(arguments):
         try:
             importlib.import_module(module)
         except BaseException as error:
-            fail(connection, listens, error=f"--preload {module}: it cannot be imported by {sys.executable}: {type(error).__name__}: {error}"[:8000],
-                 module=module, traceback=traceback.format_exc()[-64000:])
+            fail(connection, listens, error=f"--preload {module}: it cannot be imported by {sys.executable}: {type(error).__name__}: {error}"[:8000]
+                 + ": mend or install it there, or leave it out", module=module, traceback=traceback.format_exc()[-64000:])
         import_first_used()
         import_ms.append([module, round((time.perf_counter() - begin) * 1e3, 1)])
         why = unforkable()
