@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -31,17 +30,6 @@ struct Prepared {
   Json ran;  // `kernels` of the answer
 };
 
-// Refuses what cannot be one launch on any machine, and takes steps where `one_fits` says that there is too
-// little memory for it.
-void SetLaunches(kernels::AttentionSpec& spec, const kernels::AttentionFamily& family, int world_size,
-                 const std::function<bool()>& one_fits) {
-  using kernels::Launches;
-  if (spec.launches == Launches::kSteps || world_size == 1) return;
-  const auto why = kernels::WhyNotOneLaunch(family, spec);
-  if (why && spec.launches == Launches::kOne) throw Refused(CPPOOL_UNSUPPORTED, "launches 'one': " + *why);
-  if (why || (spec.launches == Launches::kAuto && !one_fits())) spec.launches = Launches::kSteps;
-}
-
 cppool_status Validate(cppool_validation* v) {
   try {
     const cppool_attention_kernel* kernel = nullptr;
@@ -59,9 +47,8 @@ cppool_status Validate(cppool_validation* v) {
       throw Refused(CPPOOL_UNSUPPORTED, "transfers 'peer' copies between GPUs, and the backend is host");
     prepared->family = attention_case::ChooseKernels(kernel, v->backend, spec, v->world_size);
     const kernels::AttentionFamily& family = *prepared->family;
-    const auto bytes = [&] { return kernels::AttentionBytes(family, spec, v->world_size, on_host); };
-    SetLaunches(spec, family, v->world_size, [&] { return !on_host && v->has_room(v, bytes()); });
-    v->needs(v, bytes());
+    v->needs(v, attention_case::SetLaunches(spec, family, v->world_size, on_host,
+                                            [v](double bytes) { return v->has_room(v, bytes) != 0; }));
     Json& names = prepared->ran;
     names = {{"name", family.kernels()}, {"version", family.version()}, {"family", family.name()}};
     // A library's kernels multiply what they like.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/attention/kernel_library.h"
+#include "kernels/attention/run.h"
 #include "kernels/attention/schedule.h"
 #include "protocol/json_text.h"
 #include "protocol/models.h"
@@ -252,6 +253,20 @@ AttentionSpec ToSpec(const Json& params, int world_size) {
   spec.seed = params.at("seed").get<std::uint64_t>();
   SetSequences(params, world_size, spec);
   return spec;
+}
+
+double SetLaunches(AttentionSpec& spec, const kernels::AttentionFamily& family, int world_size, bool on_host,
+                   const std::function<bool(double)>& has_room) {
+  const auto bytes = [&] { return kernels::AttentionBytes(family, spec, world_size, on_host); };
+  if (spec.launches != Launches::kSteps && world_size > 1) {
+    const auto why = kernels::WhyNotOneLaunch(family, spec);
+    if (why && spec.launches == Launches::kOne) throw Refused(CPPOOL_UNSUPPORTED, "launches 'one': " + *why);
+    // No host copies between devices, which one launch takes unless it is asked for.
+    const bool may_be_one = !why && !on_host;
+    if (spec.launches == Launches::kAuto && !(may_be_one && has_room(bytes())))
+      spec.launches = Launches::kSteps;
+  }
+  return bytes();
 }
 
 }  // namespace cppool::attention_case

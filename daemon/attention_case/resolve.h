@@ -82,4 +82,10 @@ void SetSequences(const Json& params, int world_size, kernels::AttentionSpec& sp
 // Makes the problem of resolved, checked parameters. Sequences that are not given are drawn from the seed.
 kernels::AttentionSpec ToSpec(const Json& params, int world_size);
 
+// Refuses what cannot be one launch on any machine: throws Refused, CPPOOL_UNSUPPORTED. Takes steps where one
+// launch was not asked for and `has_room` says that its memory is not there. Returns the bytes that a rank
+// needs.
+double SetLaunches(kernels::AttentionSpec& spec, const kernels::AttentionFamily& family, int world_size,
+                   bool on_host, const std::function<bool(double)>& has_room);
+
 }  // namespace cppool::attention_case

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,8 +18,11 @@
 #include "daemon/attention_case/resolve.h"
 #include "daemon/case_registry.h"
 #include "daemon/prepare.h"
+#include "kernels/attention/run.h"
+#include "kernels/attention/schedule.h"
 #include "kernels/error.h"
 #include "tests/catch.h"
+#include "tests/daemon/fake_backend.h"
 #include "tests/files.h"
 
 static int flock_error = 0;  // what flock() fails with; 0: it locks
@@ -518,6 +522,77 @@ TEST_CASE("the memory estimate includes biases and their gradients") {
   CHECK(bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "1hss"}}) - plain > 4 * 8 * matrix);
   CHECK(bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}, {"is_training", false}}) <
         bytes({{"attn_bias_type", "post_scale_bias"}, {"bias_shape", "11ss"}}));
+}
+
+namespace {
+
+// The host's kernels with a workspace beside which the memory of the checks is small, so that the schedule's
+// is what a rank needs.
+class LargeWorkspace : public kernels::AttentionFamily {
+ public:
+  const char* kernels() const override { return host_.kernels(); }
+  const char* version() const override { return host_.version(); }
+  const char* name() const override { return host_.name(); }
+  kernels::Capabilities capabilities(const kernels::KernelRequest& request) const override {
+    return host_.capabilities(request);
+  }
+  std::optional<std::string> Refusal(const kernels::KernelRequest& request) const override {
+    return host_.Refusal(request);
+  }
+  std::size_t WorkspaceBytes(const kernels::KernelRequest&, std::int64_t, std::int64_t) const override {
+    return std::size_t{1} << 32;
+  }
+  std::size_t PlanBytes(const kernels::KernelRequest& request, const kernels::Layout& query,
+                        const kernels::Layout& key) const override {
+    return host_.PlanBytes(request, query, key);
+  }
+  std::unique_ptr<kernels::AttentionKernel> Open(cppool_runtime* runtime) const override {
+    return host_.Open(runtime);
+  }
+
+ private:
+  const kernels::AttentionFamily& host_ = *kernels::AttentionFamilies("host").front();
+};
+
+// A rank whose devices copy to each other, and bring keys under a kernel.
+class CopyingRank : public FakeRank {
+ public:
+  explicit CopyingRank(int world_size) : FakeRank(std::make_shared<FakeWorld>(), 0, world_size) {
+    seam()->self = static_cast<kernels::RankRuntime*>(this);
+  }
+  kernels::Group CopyGroup(kernels::GroupShape) override {
+    return {reinterpret_cast<cppool_comm>(this), 0, seam()->world_size};
+  }
+  std::optional<std::string> WhyNoRing() const override { return std::nullopt; }
+};
+
+}  // namespace
+
+TEST_CASE("one launch is taken where memory holds its slots, and else steps") {
+  using kernels::Launches;
+  constexpr int kRanks = 8;
+  const LargeWorkspace family;
+  CopyingRank rank(kRanks);
+  struct Decision {
+    Launches launches;  // as the answer says
+    double bytes;
+  };
+  const auto decide = [&](const char* launches, double room, bool on_host = false) {
+    kernels::AttentionSpec spec = SpecOf({{"launches", launches}}, kRanks);
+    const double bytes = attention_case::SetLaunches(spec, family, kRanks, on_host,
+                                                     [&](double wanted) { return wanted <= room; });
+    return Decision{kernels::LaunchesOf(rank.seam(), family, spec), bytes};
+  };
+  const double one = decide("one", 0).bytes, steps = decide("steps", 0).bytes;
+  CHECK(one > steps);
+  CHECK(decide("one", 0).launches == Launches::kOne);  // CheckMemory refuses it
+  CHECK(decide("auto", one).launches == Launches::kOne);
+  CHECK(decide("auto", one).bytes == one);
+  for (const double room : {one - 1, steps}) {
+    CHECK(decide("auto", room).launches == Launches::kSteps);
+    CHECK(decide("auto", room).bytes == steps);
+  }
+  CHECK(decide("auto", 2 * one, true).launches == Launches::kSteps);
 }
 
 TEST_CASE("parameters in the string form of Transformer Engine's worker are accepted") {
