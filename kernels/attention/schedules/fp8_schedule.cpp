@@ -64,31 +64,31 @@ void Fp8Schedule::Mark(const char* pass) {
   Check(rt_, rt_->mark(rt_, rt_->stream, (prefix_ + pass + "/fp8 casts").c_str()));
 }
 
-void Fp8Schedule::Reduce(Fp8Slot slot, Dtype format) {
+void Fp8Schedule::Reduce(Fp8Slot slot) {
   if (group_.size > 1) {
     Check(rt_, rt_->all_reduce(rt_, amax(slot), amax(slot), 1, CPPOOL_FLOAT32, CPPOOL_MAX, group_.comm,
                                rt_->stream));
   }
-  fp8().MakeScale(format, amax(slot), scale(slot), rt_->stream);
+  fp8().MakeScale(FormatOf(slot), amax(slot), scale(slot), rt_->stream);
 }
 
-void Fp8Schedule::FindScale(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts) {
+void Fp8Schedule::FindScale(Fp8Slot slot, std::initializer_list<Part> parts) {
   kernels_.ops->Fill(amax(slot), 0, 1, rt_->stream);
   for (const Part& part : parts)
     fp8().Amax(rows(part.of_queries), part.columns, part.tensor, amax(slot), rt_->stream);
-  Reduce(slot, format);
+  Reduce(slot);
 }
 
-void Fp8Schedule::Cast(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts) {
+void Fp8Schedule::Cast(Fp8Slot slot, std::initializer_list<Part> parts) {
   for (const Part& part : parts) {
-    fp8().Cast(rows(part.of_queries), part.columns, part.tensor, scale(slot), {part.payload->get(), format},
-               rt_->stream);
+    fp8().Cast(rows(part.of_queries), part.columns, part.tensor, scale(slot),
+               {part.payload->get(), FormatOf(slot)}, rt_->stream);
   }
 }
 
-void Fp8Schedule::Dequantize(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts) {
+void Fp8Schedule::Dequantize(Fp8Slot slot, std::initializer_list<Part> parts) {
   for (const Part& part : parts) {
-    fp8().Dequantize(rows(part.of_queries), part.columns, Payload(*part.payload, format, slot),
+    fp8().Dequantize(rows(part.of_queries), part.columns, Payload(*part.payload, slot),
                      {const_cast<void*>(part.tensor.data), part.tensor.dtype}, rt_->stream);
   }
 }
@@ -97,23 +97,23 @@ void Fp8Schedule::QuantizeInputs(const AttentionTensors& t, bool find_scales) {
   const std::initializer_list<Part> parts = {{true, use_.q_row, t.q, &buffers_.q},
                                              {false, use_.k_row, t.k, &buffers_.k},
                                              {false, use_.v_row, t.v, &buffers_.v}};
-  if (find_scales) FindScale(Fp8Slot::kQkv, Dtype::kE4M3, parts);
-  Cast(Fp8Slot::kQkv, Dtype::kE4M3, parts);
+  if (find_scales) FindScale(Fp8Slot::kQkv, parts);
+  Cast(Fp8Slot::kQkv, parts);
 }
 
 void Fp8Schedule::QuantizeDout(const AttentionTensors& t, bool find_scales) {
   const std::initializer_list<Part> parts = {{true, use_.out_row, t.dout, &buffers_.dout}};
-  if (find_scales) FindScale(Fp8Slot::kDout, Dtype::kE5M2, parts);
-  Cast(Fp8Slot::kDout, Dtype::kE5M2, parts);
+  if (find_scales) FindScale(Fp8Slot::kDout, parts);
+  Cast(Fp8Slot::kDout, parts);
 }
 
 AttentionTensors Fp8Schedule::Inner(const AttentionTensors& t) const {
   AttentionTensors inner = t;
   if (use_.per_tensor()) {
-    inner.q = Payload(buffers_.q, Dtype::kE4M3, Fp8Slot::kQkv);
-    inner.k = Payload(buffers_.k, Dtype::kE4M3, Fp8Slot::kQkv);
-    inner.v = Payload(buffers_.v, Dtype::kE4M3, Fp8Slot::kQkv);
-    if (use_.backward()) inner.dout = Payload(buffers_.dout, Dtype::kE5M2, Fp8Slot::kDout);
+    inner.q = Payload(buffers_.q, Fp8Slot::kQkv);
+    inner.k = Payload(buffers_.k, Fp8Slot::kQkv);
+    inner.v = Payload(buffers_.v, Fp8Slot::kQkv);
+    if (use_.backward()) inner.dout = Payload(buffers_.dout, Fp8Slot::kDout);
   }
   if (use_.keeps_16_bit_out()) inner.out = {buffers_.out_16.get(), t.out.dtype};
   if (!t.delta) inner.delta = buffers_.delta.get<float>();
@@ -122,7 +122,7 @@ AttentionTensors Fp8Schedule::Inner(const AttentionTensors& t) const {
 
 void Fp8Schedule::MakeDelta(const AttentionTensors& t, bool from_payload) {
   const AttentionTensors inner = Inner(t);
-  out_of_delta_ = from_payload ? Payload(buffers_.out, Dtype::kE4M3, Fp8Slot::kOut) : TensorRef(inner.out);
+  out_of_delta_ = from_payload ? Payload(buffers_.out, Fp8Slot::kOut) : TensorRef(inner.out);
   dout_of_delta_ = inner.dout;
   fp8().Delta(*query_rows_, spec_.heads, spec_.dim_v, out_of_delta_, dout_of_delta_,
               buffers_.delta.get<float>(), rt_->stream);
@@ -141,8 +141,8 @@ void Fp8Schedule::Calibrate(const AttentionTensors& t) {
   attended_ = one_step_;
   const std::initializer_list<Part> out = {{true, use_.out_row, inner.out, &buffers_.out}};
   if (use_.out_of_delta_is_payload()) {
-    FindScale(Fp8Slot::kOut, Dtype::kE4M3, out);
-    Cast(Fp8Slot::kOut, Dtype::kE4M3, out);
+    FindScale(Fp8Slot::kOut, out);
+    Cast(Fp8Slot::kOut, out);
   }
   if (!use_.backward()) return;
   // From the O of the recipe: where a query sees few keys, dS is little else than the rounding of O.
@@ -150,12 +150,11 @@ void Fp8Schedule::Calibrate(const AttentionTensors& t) {
   kernels_.ops->Fill(amax(Fp8Slot::kDs), 0, 1, rt_->stream);
   inner.amax_ds = amax(Fp8Slot::kDs);
   inner_->Backward(inner);
-  Reduce(Fp8Slot::kDs, Dtype::kE5M2);
+  Reduce(Fp8Slot::kDs);
   if (!use_.delayed()) return;
-  FindScale(Fp8Slot::kGradients, Dtype::kE5M2,
-            {{true, use_.q_row, t.dq, &buffers_.dq},
-             {false, use_.k_row, t.dk, &buffers_.dk},
-             {false, use_.v_row, t.dv, &buffers_.dv}});
+  FindScale(Fp8Slot::kGradients, {{true, use_.q_row, t.dq, &buffers_.dq},
+                                  {false, use_.k_row, t.dk, &buffers_.dk},
+                                  {false, use_.v_row, t.dv, &buffers_.dv}});
 }
 
 void Fp8Schedule::Forward(const AttentionTensors& t) {
@@ -168,15 +167,15 @@ void Fp8Schedule::Forward(const AttentionTensors& t) {
   if (!use_.casts_out()) return;
   Mark("forward");
   const std::initializer_list<Part> parts = {{true, use_.out_row, inner.out, &buffers_.out}};
-  if (!use_.delayed()) FindScale(Fp8Slot::kOut, Dtype::kE4M3, parts);
-  Cast(Fp8Slot::kOut, Dtype::kE4M3, parts);
+  if (!use_.delayed()) FindScale(Fp8Slot::kOut, parts);
+  Cast(Fp8Slot::kOut, parts);
   if (use_.out_is_payload()) {
     if (use_.keeps_16_bit_out() && spec_.queries.padded()) {
       Check(rt_, rt_->fill(rt_, t.out.data, 0,
                            static_cast<std::size_t>(use_.queries.rows * use_.out_row) * SizeOf(t.out.dtype),
                            rt_->stream));
     }
-    Dequantize(Fp8Slot::kOut, Dtype::kE4M3, {{true, use_.out_row, t.out, &buffers_.out}});
+    Dequantize(Fp8Slot::kOut, {{true, use_.out_row, t.out, &buffers_.out}});
   }
   EndMarks();
 }
@@ -193,9 +192,9 @@ void Fp8Schedule::Backward(const AttentionTensors& t) {
   const std::initializer_list<Part> parts = {{true, use_.q_row, t.dq, &buffers_.dq},
                                              {false, use_.k_row, t.dk, &buffers_.dk},
                                              {false, use_.v_row, t.dv, &buffers_.dv}};
-  if (!use_.delayed()) FindScale(Fp8Slot::kGradients, Dtype::kE5M2, parts);
-  Cast(Fp8Slot::kGradients, Dtype::kE5M2, parts);
-  Dequantize(Fp8Slot::kGradients, Dtype::kE5M2, parts);
+  if (!use_.delayed()) FindScale(Fp8Slot::kGradients, parts);
+  Cast(Fp8Slot::kGradients, parts);
+  Dequantize(Fp8Slot::kGradients, parts);
   EndMarks();
 }
 
@@ -213,17 +212,13 @@ Fp8Step Fp8Schedule::Fp8() const {
     if (use_.casts_gradients()) step.gradients = scale(Fp8Slot::kGradients);
   }
   if (use_.out_is_payload()) step.out = scale(Fp8Slot::kOut);
-  const auto stored = [&](const Buffer& buffer, Dtype dtype, Fp8Slot slot) {
-    return buffer ? Payload(buffer, dtype, slot) : TensorRef{};
+  const auto stored = [&](const Buffer& buffer, Fp8Slot slot) {
+    return buffer ? Payload(buffer, slot) : TensorRef{};
   };
-  step.stored = {stored(buffers_.q, Dtype::kE4M3, Fp8Slot::kQkv),
-                 stored(buffers_.k, Dtype::kE4M3, Fp8Slot::kQkv),
-                 stored(buffers_.v, Dtype::kE4M3, Fp8Slot::kQkv),
-                 stored(buffers_.dout, Dtype::kE5M2, Fp8Slot::kDout),
-                 stored(buffers_.out, Dtype::kE4M3, Fp8Slot::kOut),
-                 stored(buffers_.dq, Dtype::kE5M2, Fp8Slot::kGradients),
-                 stored(buffers_.dk, Dtype::kE5M2, Fp8Slot::kGradients),
-                 stored(buffers_.dv, Dtype::kE5M2, Fp8Slot::kGradients),
+  step.stored = {stored(buffers_.q, Fp8Slot::kQkv),        stored(buffers_.k, Fp8Slot::kQkv),
+                 stored(buffers_.v, Fp8Slot::kQkv),        stored(buffers_.dout, Fp8Slot::kDout),
+                 stored(buffers_.out, Fp8Slot::kOut),      stored(buffers_.dq, Fp8Slot::kGradients),
+                 stored(buffers_.dk, Fp8Slot::kGradients), stored(buffers_.dv, Fp8Slot::kGradients),
                  {buffers_.out_16.get(), spec_.dtypes.out}};
   return step;
 }

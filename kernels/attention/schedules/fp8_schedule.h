@@ -16,10 +16,6 @@
 
 namespace cppool::kernels {
 
-// Scales of a step. dS and delayed scales come from a step before.
-enum class Fp8Slot { kQkv, kDout, kOut, kDs, kGradients };
-inline constexpr int kFp8Slots = 5;
-
 struct Fp8Use {
   Fp8Use(const AttentionSpec& spec, int world_size, int rank);
 
@@ -68,8 +64,8 @@ class Fp8Schedule : public Schedule {
  private:
   Fp8Scale* scale(Fp8Slot slot) const { return buffers_.scales.get<Fp8Scale>() + static_cast<int>(slot); }
   float* amax(Fp8Slot slot) const { return buffers_.amaxes.get<float>() + static_cast<int>(slot); }
-  TensorRef Payload(const Buffer& buffer, Dtype dtype, Fp8Slot slot) const {
-    return {buffer.get(), dtype, &scale(slot)->inverse};
+  TensorRef Payload(const Buffer& buffer, Fp8Slot slot) const {
+    return {buffer.get(), FormatOf(slot), &scale(slot)->inverse};
   }
   const TokenRows& rows(bool of_queries) const { return of_queries ? *query_rows_ : *key_rows_; }
   Fp8Ops& fp8() const { return kernels_.ops->fp8(); }
@@ -84,10 +80,10 @@ class Fp8Schedule : public Schedule {
     const Buffer* payload;
   };
   // Makes the slot's scale from the amax of all parts on all ranks.
-  void FindScale(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
-  void Reduce(Fp8Slot slot, Dtype format);  // from the ranks' amaxes to the scale
-  void Cast(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
-  void Dequantize(Fp8Slot slot, Dtype format, std::initializer_list<Part> parts);
+  void FindScale(Fp8Slot slot, std::initializer_list<Part> parts);
+  void Reduce(Fp8Slot slot);  // from the ranks' amaxes to the scale
+  void Cast(Fp8Slot slot, std::initializer_list<Part> parts);
+  void Dequantize(Fp8Slot slot, std::initializer_list<Part> parts);
 
   void QuantizeInputs(const AttentionTensors&, bool find_scales);
   void QuantizeDout(const AttentionTensors&, bool find_scales);

@@ -1,7 +1,9 @@
 // The operands of a recipe that are fp8: for each the tensor that it is made of, its format, the axis of its
-// blocks, and the passes that read it. All that moves, makes, stores or lists operands goes through it. No
-// product reads results, of which flags of the recipe say what is cast and when (Fp8Use); how P and dS are
-// cast goes with each call (PScale, Fp8Casts).
+// blocks, and the passes that read it. All that moves, makes, stores or lists operands goes through it.
+// Formats of what has one scale, results and dS too, are FormatOf its slot. Results have no rows: no product
+// reads them, so that axis and passes would be empty, and when they are cast are questions to three flags
+// together (Fp8Use), which rows would have to ask as well. Nor have P and dS, which are never stored: each
+// call says how they are cast (PScale, Fp8Casts).
 #pragma once
 
 #include <optional>
@@ -14,6 +16,14 @@ namespace cppool::kernels {
 
 // Passes of a case; the forward pass is fp8 in every recipe.
 enum Fp8Pass : unsigned { kForwardPass = 1, kBackwardPass = 2, kBackwardPass16 = 4 };
+
+// Scales of a step. dS and delayed scales come from a step before.
+enum class Fp8Slot { kQkv, kDout, kOut, kDs, kGradients };
+inline constexpr int kFp8Slots = 5;
+
+constexpr Dtype FormatOf(Fp8Slot slot) {
+  return slot == Fp8Slot::kQkv || slot == Fp8Slot::kOut ? Dtype::kE4M3 : Dtype::kE5M2;
+}
 
 struct Fp8Operand {
   Operand operand;
@@ -30,10 +40,10 @@ struct Fp8Operand {
 };
 
 inline constexpr Fp8Operand kFp8ByTensor[] = {
-    {Operand::kQ, InputTensor::kQ, "q for kernels", Dtype::kE4M3, {}, 7},
-    {Operand::kK, InputTensor::kK, "k for kernels", Dtype::kE4M3, {}, 7},
-    {Operand::kV, InputTensor::kV, "v for kernels", Dtype::kE4M3, {}, 7},
-    {Operand::kDout, InputTensor::kDout, "dout for kernels", Dtype::kE5M2, {}, kBackwardPass},
+    {Operand::kQ, InputTensor::kQ, "q for kernels", FormatOf(Fp8Slot::kQkv), {}, 7},
+    {Operand::kK, InputTensor::kK, "k for kernels", FormatOf(Fp8Slot::kQkv), {}, 7},
+    {Operand::kV, InputTensor::kV, "v for kernels", FormatOf(Fp8Slot::kQkv), {}, 7},
+    {Operand::kDout, InputTensor::kDout, "dout for kernels", FormatOf(Fp8Slot::kDout), {}, kBackwardPass},
 };
 
 inline constexpr Fp8Operand kFp8InBlocks[] = {
