@@ -57,6 +57,9 @@ struct Capabilities {
   Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
   // Keys over which 8-bit tensor cores sum products of payloads, with few bits, before the sum is added up in
   // fp32. Logits are such a sum over the head dim. 0: all sums are fp32; kAllKeys: the family does not say.
+  // The checks ask whether it is 0: lse's limit is that of one such sum, however many keys there are, and
+  // what out loses with few keys (0.1 % with 128, see kernels/fp8.md) is less than casts may change it by. A
+  // test of what many keys lose is held to the number.
   int fp8_sum_keys = 0;
   static constexpr int kAllKeys = 0x7fffffff;
 };
