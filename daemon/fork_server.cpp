@@ -430,10 +430,11 @@ bool ForkServer::Start(const base::SpawnCommand& command, Clock::time_point dead
     if (ready_ && ready_->contains("error"))
       why = TextOf(*ready_, "error");
     else if (!ready_)
-      why = "--python " + options_.python +
-            (gone_.empty() ? " was not ready in time"
-                           : " " + gone_ + " before it was ready: it must be a Python 3.9 or later" +
-                                 (options_.preload.empty() ? "" : ", which no module of --preload ends"));
+      why =
+          "--python " + options_.python +
+          (gone_.empty() ? " was not ready in time"
+                         : " " + gone_ + " before it was ready: is it a Python 3.9 or later?" +
+                               (options_.preload.empty() ? "" : " A module of --preload may have ended it"));
     if (why.empty()) {
       pid_ = ready_->at("pid").get<pid_t>();
       info_.python = TextOf(*ready_, "python");

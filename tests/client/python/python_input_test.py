@@ -248,11 +248,11 @@ def test_bad_requests(pool, member, text):
 
 
 @pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), 
-                                           ({"python": "/bin/true"}, "--python /bin/true exited with code 0 before it was ready: it must be a Python 3.9 or later"),
+                                           ({"python": "/bin/true"}, "--python /bin/true exited with code 0 before it was ready: is it a Python 3.9 or later?"),
                                            ({"python": "WITHOUT_INTERPRETER"}, "No such file or directory: give the path of a Python 3.9 or later"),
                                            ({"python": True, "preload": ["no_such_module"]}, "No module named 'no_such_module': mend or install it there"),
-                                           ({"python": True, "preload": ["ends"]}, "exited with code 3 before it was ready: it must be a Python 3.9 or later, "
-                                            "which no module of --preload ends"),
+                                           ({"python": True, "preload": ["ends"]}, "exited with code 3 before it was ready: is it a Python 3.9 or later? "
+                                            "A module of --preload may have ended it"),
                                            ({"python": True, "backend": "cuda"}, "torch"), ({"python": True, "case_files": ["/x.so"]}, "--case"),
                                            ({"python": True, "transport": "peer"}, "--transport"),
                                            ({"python": True, "backend": "host", "transport": "nccl"}, "this is host"),
