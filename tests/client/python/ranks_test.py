@@ -634,6 +634,22 @@ def broken(): raise KeyError("broken fixture")
 def test_broken(broken): pass
 """
 
+CONFTEST = """
+import logging, os, threading
+
+handler = logging.NullHandler()
+
+def pytest_configure(config):
+    config.hook_before, threading.excepthook = threading.excepthook, lambda args: None
+    os.environ["PYTEST_VERSION"] = "8.4"
+    logging.getLogger().addHandler(handler)
+
+def pytest_unconfigure(config):
+    threading.excepthook = config.hook_before
+    del os.environ["PYTEST_VERSION"]
+    logging.getLogger().removeHandler(handler)
+"""
+
 
 class TestItems:
     @pytest.fixture
@@ -716,6 +732,21 @@ class TestItems:
         assert self.item(world, "test_leak", "test_shared_again").differed == {"environment": ["LEAK"]}
         for name in ("SHARED", "LEAK"):
             assert run(world, "environment", kwargs={"name": name}).reports[0].get("value") is None
+
+    @pytest.mark.parametrize("following", [None, "test_shared_again"])
+    def test_what_a_session_has_of_its_own_ends_with_it(self, world, tmp_path, following):
+        """As that of pytest 8.4 and later has hooks."""
+        (tmp_path / "test_items.py").write_text(ITEMS)
+        (tmp_path / "conftest.py").write_text(CONFTEST)
+        script = tmp_path / "script.py"  # which imports nothing that would excuse a change
+        script.write_text("import sys, threading\nthread = threading.Thread(target=int, args=sys.argv[1:])\nthread.start()\nthread.join()")
+        self.load(world, tmp_path)
+        assert self.item(world, "test_shared", following).status == "passed"
+        for text in ("planted", "planted again"):
+            assert not world.load(script=str(script)).differed
+            outcome = world.run(argv=[text])
+            assert outcome.status == "passed" and not outcome.differed
+            assert eventually(lambda: f"ValueError: invalid literal for int() with base 10: '{text}'" in world.output(0))
 
     @pytest.mark.parametrize("text, error", [("import nonexistent_module", "No module named 'nonexistent_module'"), ("def f(: pass", "invalid syntax")])
     def test_collection_that_fails(self, world, folder, text, error):

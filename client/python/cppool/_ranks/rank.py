@@ -319,6 +319,7 @@ class Rank:
                     report["reloaded"] = self.code.prepare(None, frame)
                     self.loaded = self.items_module().Items(self, frame)
                     following = self.loaded.main(loaded)
+                    self.snapshot.expect_end_of_session()
             except BaseException as error:
                 self.loaded = None
                 report.update(self.failure(error) or self.failure(CannotLoad(f"the import ends with {text_of(error)}")))

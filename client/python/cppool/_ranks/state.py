@@ -299,6 +299,8 @@ def _torch_groups(torch):
 
 # pytest changes these itself while a fixture is set up: what the fixture has changed is what differs at the item's end.
 _OF_PYTEST = ("logging", "warnings")
+# What the session of pytest.main has of its own, and puts back as it ends: of the environment PYTEST_VERSION alone.
+_OF_SESSION = ("environment", "sys hooks", "threading", "logging", "warnings")
 _LATER = object()
 
 
@@ -358,6 +360,15 @@ class Snapshot:
         for each, known in self._groups:
             if each.name == group:
                 known[name] = value
+
+    def expect_end_of_session(self):
+        """What pytest.main has put back as it ended is right from now on, and not what it was during the session."""
+        for index, (group, known) in enumerate(self._groups):
+            if group.name in _OF_SESSION:
+                right, now = self._right(index), group.read()
+                changed = {name: now.get(name, _MISSING) for name in ({**right, **now} if group.name != "environment" else ["PYTEST_VERSION"])
+                           if now.get(name, _MISSING) != right.get(name, _MISSING)}
+                self._groups[index] = (group, _with(known, changed))
 
     def restore(self, is_users=None, all_groups=True):
         """Puts back what differs. Returns what differed, what could not be put back, and what a first import has changed, which is accepted from now on
