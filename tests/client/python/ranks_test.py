@@ -509,13 +509,15 @@ class TestCode:
     @pytest.mark.parametrize("text, left, differed", [
         ("threading.Thread(target=time.sleep, args=[1000], daemon=True).start()", ["threads"], []), ("threading.Thread(target=mine, daemon=True).start()", ["threads"], []),
         ("threading.Timer(1000, functools.partial(mine)).start()", ["threads"], []), ("signal.signal(signal.SIGUSR1, mine)", [], ["signals"]),
-        ("starts_a_thread.begin()", [], [])])
+        ("starts_a_thread.begin()", [], []), ("threading.excepthook = mine", [], ["threading"]), ("gc.callbacks.append(quiet)", [], ["gc"]),
+        ("sys.unraisablehook = mine", [], ["sys hooks"]), ("resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))", [], ["limits"])])
     def test_a_first_import_excuses_only_libraries(self, world, write, tmp_path, text, left, differed):
         library = tmp_path / "site-packages" / "lib"  # not of the user
         library.mkdir(parents=True)
-        (library / "starts_a_thread.py").write_text("import signal, threading\nhold = threading.Event().wait\ndef wait(*_): hold()\n"
-                                                    "def begin():\n  threading.Thread(target=wait, daemon=True).start()\n  signal.signal(signal.SIGUSR2, wait)")
-        folder = write(case="import functools, os, signal, sys, threading, time\ndef mine(*_): time.sleep(1000)\n"
+        (library / "starts_a_thread.py").write_text("import gc, signal, threading\nhold = threading.Event().wait\ndef wait(*_): hold()\ndef quiet(*_): pass\n"
+                                                    "def begin():\n  threading.Thread(target=wait, daemon=True).start()\n  signal.signal(signal.SIGUSR2, wait)\n"
+                                                    "  threading.excepthook = quiet\n  gc.callbacks.append(quiet)")
+        folder = write(case="import functools, gc, os, resource, signal, sys, threading, time\ndef mine(*_): time.sleep(1000)\ndef quiet(*_): pass\n"
                             f"def f():\n  import starts_a_thread\n  {text}\n"
                             "def rest(): return [threading.active_count(), signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL]")
         world.kill()
@@ -524,7 +526,7 @@ class TestCode:
         world.load(function=f"{folder}/case.py:f", path=[str(library)])
         outcome = world.run(kwargs={})
         assert outcome.status == "passed" and list(outcome.left) == left and list(outcome.differed) == differed, outcome.reports
-        accepted = "changed signals, threads" if "starts" in text else "changed"
+        accepted = "changed threading, gc, signals, threads" if "starts" in text else "changed"
         assert any(accepted in each for each in outcome.reports[0]["warnings"]) == ("starts" in text), outcome.reports
         after = self.value(world, folder, "case:rest", path=[str(library)])[1]
         assert after == [before[0] + ("starts" in text), True]

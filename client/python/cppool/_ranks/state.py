@@ -194,12 +194,12 @@ def _python_groups():
     yield Values("process", *_settings(cwd=(cwd, os.chdir), umask=(_umask, _umask), affinity=(lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v)),
                                          niceness=(lambda: os.getpriority(os.PRIO_PROCESS, 0), lambda v: os.setpriority(os.PRIO_PROCESS, 0, v))))
     yield Values("limits", *_settings(**{name: (functools.partial(resource.getrlimit, number), functools.partial(resource.setrlimit, number))
-                                         for number, name in _LIMITS.items()}), imports=True)
+                                         for number, name in _LIMITS.items()}))
     yield Values("shared memory", _own_shared_memory, lambda name, _: os.unlink(f"/dev/shm/{name}"))
     yield Values("sys", *_attributes(sys, _SYS))
-    yield Values("sys hooks", *_attributes(sys, _HOOKS), imports=True)
-    yield Values("threading", *_attributes(threading, ["excepthook"]), imports=True)
-    yield Values("gc", *_attributes(gc, ["callbacks"]), imports=True)
+    yield Values("sys hooks", *_attributes(sys, _HOOKS), imports=True, functions=_handler_functions)
+    yield Values("threading", *_attributes(threading, ["excepthook"]), imports=True, functions=_handler_functions)
+    yield Values("gc", *_attributes(gc, ["callbacks"]), imports=True, functions=lambda _, callbacks: callbacks)
     yield Values("interpreter", *_settings(
         trace=(sys.gettrace, sys.settrace), profile=(sys.getprofile, sys.setprofile), recursion_limit=(sys.getrecursionlimit, sys.setrecursionlimit),
         switch_interval=(sys.getswitchinterval, sys.setswitchinterval),
