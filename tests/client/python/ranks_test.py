@@ -1,4 +1,5 @@
 """Python ranks without a daemon and without torch: the fork server, frames, faults, state, loading of code."""
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -183,33 +184,89 @@ def test_abandoned_processes_are_ended_by_the_next_server(tmp_path):
     assert any(tells() for _ in range(10))  # one that another test starts can be the next server, too
 
 
-def test_names_of_abandoned_ranks_are_removed_by_the_next_server():
-    """In /dev/shm; one that a process has open stays, and is removed by a later one."""
-    daemon = subprocess.Popen(["sleep", "1000"])
-    server = Server(of=f"{daemon.pid}:{start_time(daemon.pid)}")
-    world = World(server, 1)
-    port, pid = run(world, "environment", kwargs={"name": "MASTER_PORT"}).reports[0]["value"], world.ranks[0].pid
-    names = [pathlib.Path("/dev/shm", name) for name in (f"of_{pid}", f"buffer_{port}_0", f"buffer_{port}_in_use")]
-    used = [name.open("w", encoding="ascii") for name in names][-1]
-    os.kill(server.process.pid, signal.SIGSTOP)  # so that it does not see the rank's end
-    server.process.kill()
-    server.process.wait(timeout=LIMIT)
-    daemon.kill()
-    daemon.wait(timeout=LIMIT)
-    assert eventually(lambda: not is_running(pid))
-    assert Server().end() == 0
-    assert [name.exists() for name in names] == [False, False, True]
+def state_of(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
+
+
+def records_of(pid):
+    return list(pathlib.Path("/dev/shm").glob(f"cppool_rank.*.{pid}.*"))
+
+
+@pytest.fixture
+def abandoned():
+    """abandoned(aged) makes names in /dev/shm of a rank that then died with all above it: its pid, and the names that are to go, one of which is open, and
+    to stay. aged: the rank looks as if it had died long before."""
+    made, files = [], []
+
+    def abandon(aged=0):
+        daemon = subprocess.Popen(["sleep", "1000"])
+        server = Server(of=f"{daemon.pid}:{start_time(daemon.pid)}")
+        world = World(server, 1)
+        port, pid = run(world, "environment", kwargs={"name": "MASTER_PORT"}).reports[0]["value"], world.ranks[0].pid
+        own, others = ([pathlib.Path("/dev/shm", name) for name in names] for names in (
+            (f"of_{pid}", f"buffer_{port}_0", f"buffer_{port}_in_use"), (f"folder_{pid}", f"link_{pid}", f"of_another_{pid}")))
+        made.extend(own + others)
+        for name in (*own, others[2]):
+            files.append(name.open("w", encoding="ascii"))
+        for file in (files[0], files[1], files[3]):
+            file.close()
+        others[0].mkdir()
+        others[1].symlink_to("nowhere")
+        if os.getuid() == 0:
+            os.chown(others[2], 12345, -1)
+        else:
+            others.pop().unlink()
+        for process in (pid, server.process.pid):
+            os.kill(process, signal.SIGSTOP)  # so that the rank leaves its record as it is, and the server does not see the rank's end
+        assert eventually(lambda: state_of(pid) == "T")
+        record, = records_of(pid)
+        os.utime(record, (record.stat().st_atime - aged, record.stat().st_mtime - aged))
+        server.process.kill()
+        server.process.wait(timeout=LIMIT)
+        daemon.kill()
+        daemon.wait(timeout=LIMIT)
+        assert eventually(lambda: not is_running(pid))
+        return pid, own, others, files[2]
+
+    yield abandon
+    for file in files:
+        file.close()
+    for name in made:
+        with contextlib.suppress(FileNotFoundError):
+            name.rmdir() if name.is_dir() else name.unlink()
+
+
+def until_a_start_has(done):
+    """One that another test starts at the same time does not wait for this one's, nor this one for it."""
+    return eventually(lambda: Server().end() == 0 and done())
+
+
+def test_names_of_abandoned_ranks_are_removed_by_the_next_server(abandoned):
+    """One that a process has open stays, and is removed by a later one; so do those of other users and what are no files."""
+    pid, own, others, used = abandoned()
+    assert until_a_start_has(lambda: not own[0].exists() and not own[1].exists())
+    assert own[2].exists() and records_of(pid)
     used.close()
-    again = Server()
-    assert not names[-1].exists()
+    assert until_a_start_has(lambda: not own[2].exists() and not records_of(pid))
+    assert all(map(os.path.lexists, others))
 
-    def is_recorded(pid):
-        return any(f".{pid}." in name for name in os.listdir("/dev/shm"))
 
-    living = World(again, 1).ranks[0].pid
-    assert is_recorded(living) and not is_recorded(pid)
-    assert again.end() == 0
-    assert not is_recorded(living)
+def test_names_from_after_the_end_of_abandoned_ranks_stay(abandoned):
+    pid, own, _, used = abandoned(aged=100)
+    used.close()
+    assert until_a_start_has(lambda: not records_of(pid))
+    assert all(map(os.path.exists, own))
+
+
+def test_a_rank_is_recorded_while_it_lives():
+    server = Server()
+    dead, living = World(server, 2).ranks
+    assert records_of(dead.pid) and records_of(living.pid)
+    server.send("kill", pid=dead.pid, signal=signal.SIGKILL)
+    assert server.next("ended")["pid"] == dead.pid
+    assert not records_of(dead.pid) and records_of(living.pid)
+    assert server.end() == 0
+    assert not records_of(living.pid)
 
 
 def test_state_is_put_back(world, tmp_path):
@@ -506,11 +563,22 @@ class TestCode:
         assert self.value(world, folder, path=[str(library)])[1] == first + 1
         assert self.value(world, folder, path=[str(library)])[1] == first + 1  # is there, and has not been put back
 
+    def test_names_in_shared_memory_that_a_case_removes_are_no_harm(self, world, write):
+        folder = write(case="import os\npid = str(os.getpid())\nopen(f'/dev/shm/of_{pid}', 'w').close()\n"
+                            "def names(): return [name for name in os.listdir('/dev/shm') if pid in name]\n"
+                            "def f():\n  for name in names(): os.unlink(f'/dev/shm/{name}')")
+        assert len(self.value(world, folder, "case:names")[1]) == 2
+        world.load(function=f"{folder}/case.py:f")
+        outcome = world.run(kwargs={})
+        assert outcome.status == "passed" and not outcome.left and not outcome.differed
+        assert self.value(world, folder, "case:names")[1] == []
+
     @pytest.mark.parametrize("text, left, differed", [
         ("threading.Thread(target=time.sleep, args=[1000], daemon=True).start()", ["threads"], []), ("threading.Thread(target=mine, daemon=True).start()", ["threads"], []),
         ("threading.Timer(1000, functools.partial(mine)).start()", ["threads"], []), ("signal.signal(signal.SIGUSR1, mine)", [], ["signals"]),
         ("starts_a_thread.begin()", [], []), ("threading.excepthook = mine", [], ["threading"]), ("gc.callbacks.append(quiet)", [], ["gc"]),
-        ("sys.unraisablehook = mine", [], ["sys hooks"]), ("resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))", [], ["limits"])])
+        ("sys.unraisablehook = mine", [], ["sys hooks"]),
+        ("resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))", [], ["limits"])])
     def test_a_first_import_excuses_only_libraries(self, world, write, tmp_path, text, left, differed):
         library = tmp_path / "site-packages" / "lib"  # not of the user
         library.mkdir(parents=True)

@@ -7,11 +7,13 @@ import gc
 import glob
 import importlib
 import importlib.util
+import math
 import os
 import re
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 import traceback
@@ -25,7 +27,6 @@ from _cppool_ranks.frames import BrokenFrame, Channel  # noqa: E402
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = "CPPOOL_RANKS_OF"  # in the environment: the process that all of this ends with
-RECORD = "cppool_rank.{}.{}.{}"  # in /dev/shm while a rank lives: its pid's namespace, its pid and its world's port
 # One thread each, since none survives a fork; libgomp hangs in the child after a parallel region in the parent. Ranks get the user's back.
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 DEFAULTS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
@@ -88,58 +89,69 @@ def unforkable():
     return None
 
 
-def shared_memory_of(pid, port, since):
-    """Names in /dev/shm that have the dead rank's pid or its world's port in them and are not older than the rank."""
+def shared_memory_of(pid, port, since, until=math.inf):
+    """This user's files in /dev/shm that have the dead rank's pid or its world's port in their names and were made while it lived."""
     for entry in os.scandir("/dev/shm") if os.path.isdir("/dev/shm") else ():
-        with contextlib.suppress(OSError):
-            if re.search(rf"(?<!\d)({pid}|{port})(?!\d)", entry.name) and entry.stat(follow_symlinks=False).st_ctime >= since:
-                yield entry.path
+        if re.search(rf"(?<!\d)({pid}|{port})(?!\d)", entry.name) and not entry.name.startswith(state.RECORDS):
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and since <= status.st_ctime <= until:
+                    yield entry.path
 
 
 def remove_shared_memory(pid, port, since):
-    for path in shared_memory_of(pid, port, since):
+    for path in [*shared_memory_of(pid, port, since), record_of(pid, port)]:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
-def namespace_number():
-    return re.sub(r"\D", "", namespace_of("self") or "")
-
-
-def record(port):
-    """Lets the next start find what this rank leaves in /dev/shm, should the fork server and the daemon be killed at once."""
-    with contextlib.suppress(OSError):
-        os.close(os.open("/dev/shm/" + RECORD.format(namespace_number(), os.getpid(), port), os.O_CREAT | os.O_CLOEXEC, 0o600))
+def record_of(pid, port):
+    """The file that a rank has while it lives, by which the next start finds what it leaves in /dev/shm, should the fork server and the daemon be killed
+    at once. Its times say when it lived."""
+    return f"/dev/shm/{state.RECORDS}{re.sub(r'[^0-9]', '', namespace_of('self') or '')}.{pid}.{port}"
 
 
 def remove_unused(path):
-    """A file of this user that no process has open or mapped, in whatever container: only then the kernel grants a lease."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Where no process has it open or mapped, in whatever container: only then the kernel grants a lease. Returns whether it is gone."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        os.unlink(path)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            os.unlink(path)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def remove_abandoned_memory():
     """Removes the names in /dev/shm of ranks that died with their fork servers and daemons. Their numbers may be another's since: what is in use stays."""
+    try:
+        folder = os.open("/dev/shm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):  # another start does it now: what both have open would stay
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_names_of_records()
+    os.close(folder)
+
+
+def remove_names_of_records():
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that ends early
-    for path in glob.glob("/dev/shm/" + RECORD.format(namespace_number(), "*", "*")):
+    for path in glob.glob(record_of("*", "*")):
         *_, pid, port = path.split(".")
         if not pid.isdigit() or not port.isdigit() or start_time(pid):
             continue
         with contextlib.suppress(OSError):
-            status, kept = os.stat(path), False
+            status = os.lstat(path)
             if status.st_uid != os.getuid():  # whose processes may be hidden
                 continue
-            for other in {*shared_memory_of(pid, port, status.st_ctime)} - {path}:
-                try:
-                    remove_unused(other)
-                except OSError:
-                    kept = True  # a later start tries again
-            if not kept:
-                os.unlink(path)
+            left = shared_memory_of(pid, port, status.st_atime, status.st_mtime + 5)  # seconds, for a rank that was about to say that it lives
+            if all([remove_unused(each) for each in left]):
+                os.unlink(path)  # else a later start tries again
     signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
@@ -296,11 +308,10 @@ class Server(Parent):
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             os.setsid()
             self.unwatch()
-            record(frame["port"])
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
                 file.write("500")  # rather than the daemon or the shell
             self.channel.socket.close()
-            rank.Rank(frame, descriptors, self.deferred, self.user_threads).main()
+            rank.Rank(frame, descriptors, self.deferred, self.user_threads, record_of(os.getpid(), frame["port"])).main()
         except BaseException:
             traceback.print_exc()
         finally:

@@ -98,13 +98,17 @@ def files_of(frame):
 
 
 class Rank:
-    def __init__(self, frame, descriptors, deferred, user_threads):
+    def __init__(self, frame, descriptors, deferred, user_threads, record):
         self.rank, self.size, self.port, self.backend = frame["rank"], frame["size"], frame["port"], frame["backend"]
         self.local_rank, self.local_size, self.node, self.host = frame["local_rank"], frame["local_size"], frame["node"], frame["host"]
         connection, page, self.output, self.stacks_end = descriptors[:4]
         self.listener = descriptors[4] if len(descriptors) > 4 else None
         self.channel, self.page = Channel(socket.socket(fileno=connection)), Page(page)
         self.deferred, self.user_threads = deferred, user_threads
+        self.record, self.since = record, time.time() - 0.01  # the clock of files is a tick behind
+        with contextlib.suppress(OSError):
+            os.close(os.open(record, os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self.keep_record()
         self.requests, self.decisions = queue.SimpleQueue(), queue.SimpleQueue()
         self.main_thread = threading.get_ident()
         self.guard = threading.Lock()  # of the next one
@@ -128,7 +132,9 @@ class Rank:
         """Answers requests. items: the session of pytest that this is called from; then it returns the `load` that ends it."""
         while True:
             self.page.write(IDLE)
+            self.keep_record()
             frame = self.requests.get()
+            self.keep_record(frame.get("deadline_ms", 0) / 1000)
             if frame["frame"] == "run":
                 self.run(frame)
             elif items is not None and not items.serves(frame):
@@ -140,6 +146,11 @@ class Rank:
             while items is None and frame is not None and frame["frame"] == "load":
                 frame = self.load(frame)
             del frame
+
+    def keep_record(self, seconds=0):
+        """From when until when names in /dev/shm may be of this rank: at most until the end of what it begins now."""
+        with contextlib.suppress(OSError):  # a case may have removed it
+            os.utime(self.record, (self.since, time.time() + seconds))
 
     def start(self):
         begin = time.perf_counter()

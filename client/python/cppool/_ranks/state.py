@@ -20,6 +20,7 @@ try:  # here, once in the fork server: each rank names what cases make with it
 except ImportError:  # a Python without it
     shared_memory = None
 
+RECORDS = "cppool_rank."  # begins names in /dev/shm that are no case's
 _MISSING = object()
 _SYS = ("argv", "stdin", "stdout", "stderr", "path", "dont_write_bytecode")
 _HOOKS = ("excepthook", "unraisablehook", "displayhook", "meta_path", "path_hooks")
@@ -39,6 +40,7 @@ class Values:
     def __init__(self, name, read, write=None, imports=False, describe=None, functions=None):
         self.name, self.read, self.write = name, read, write  # without write: what differs is left
         self.describe = describe  # describe(name): text for people; without it the value
+        self.only_more = write is None or name == "shared memory"  # a thread or a name that is gone is no harm
         self.imports = imports  # the first import of a library may change it for good
         self.functions = functions  # functions(name, value): those that it runs; where one is of no library, no import has changed it
 
@@ -93,7 +95,8 @@ def name_shared_memory():
 def _own_shared_memory():
     """Names that have this process's pid in them, as torch's: others may be in use by other ranks."""
     pid = str(os.getpid())
-    return dict.fromkeys(name for name in os.listdir("/dev/shm") if pid in name and pid in re.findall(r"\d+", name))
+    return dict.fromkeys(name for name in os.listdir("/dev/shm")
+                         if pid in name and pid in re.findall(r"\d+", name) and not name.startswith(RECORDS))
 
 
 def _loggers():
@@ -328,8 +331,8 @@ class Snapshot:
         if now is known or now == known:
             return [], now
         names = [name for name in {**known, **now} if name not in known or name not in now or known[name] != now[name]]
-        if group.write is None:
-            names = [name for name in names if name in now]  # fewer threads are no harm
+        if group.only_more:
+            names = [name for name in names if name in now]
         return names, now
 
     def read(self):
@@ -381,7 +384,7 @@ class Snapshot:
         for index, (group, _) in enumerate(self._groups):
             known = self._right(index)
             names, now = self._differing(group, known)
-            if not names or not all_groups and (group.write is None or group.name == "shared memory"):
+            if not names or not all_groups and group.only_more:
                 continue
             if is_users and group.imports:
                 own = [name for name in names if group.functions and not all(_is_of_library(each, is_users) for each in group.functions(name, now.get(name)))]
