@@ -285,21 +285,31 @@ def test_is_an_error():
 @cppool.ranks(2)
 def test_warns_much():
     warnings.warn("x" * (1 << 20))
+
+@cppool.ranks(2)
+def test_warns_often(world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for _ in range(10000):
+            warnings.warn("again and again")
+    number = 5
+    assert number == 6
 """
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_warnings(tmp_path, workers):
-    """They are in the summary, once where all ranks have them."""
+    """They are in the summary, each distinct one once."""
     if workers:
         pytest.importorskip("xdist")
     cases, output = run(tmp_path, "-W", "error:planted", *(["-n", str(workers)] if workers else []), text=WARNINGS)
-    assert {name: outcome(case) for name, case in cases.items()} == {"test_warns[W2]": "passed", "test_is_an_error[W2]": "failure", "test_warns_much[W2]": "passed"}, output
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_warns[W2]": "passed", "test_is_an_error[W2]": "failure", "test_warns_much[W2]": "passed",
+                                                                     "test_warns_often[W2]": "failure"}, output
     assert "UserWarning: planted" in cases["test_is_an_error[W2]"].find("failure").text
     lines = [line.strip().partition("test_of_user.py:")[2] for line in output.partition("warnings summary")[2].partition("-- Docs")[0].splitlines()]
     assert [line for line in lines if "Warning: " in line and "cppool: " not in line] == [
-        "9: UserWarning: careful", "10: OddWarning: rank 0 is odd", "10: OddWarning: rank 1 is odd"], output
-    assert "cppool: rank 0: logs, warnings and all but the end of a failure are left out: pytest's reports have 10" in output, output
+        "9: UserWarning: careful", "10: OddWarning: rank 0 is odd", "10: OddWarning: rank 1 is odd", "25: UserWarning: again and again"], output
+    assert "cppool: rank 0: warnings are left out: pytest's reports have 10" in output and ">       assert number == 6" in output, output
 
 
 WRITERS = """

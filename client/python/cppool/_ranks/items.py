@@ -20,6 +20,10 @@ if hasattr(_pytest.assertion.rewrite, "_read_pyc"):
     _pytest.assertion.rewrite._read_pyc = lambda *_, **__: None
 
 
+def size_of(members):
+    return len(json.dumps(members, default=str))
+
+
 def is_unexpected_success(item, report):
     """The daemon is not told of it as a failure: another rank may fail as expected. Where none does, the reports say it."""
     of_unittest = any(getattr(getattr(item, name, None), "__unittest_expecting_failure__", False) for name in ("obj", "cls"))
@@ -78,7 +82,7 @@ class Items:
             raise CannotLoad(f"pytest has collected no item {frame['nodeid']}")
         item, self.world = self.items[frame["nodeid"]], world
         session, end = item.session, {}
-        self.reports, self.warnings, self.failure, self.skip = [], [], {}, {}
+        self.reports, self.warnings, self.failure, self.skip = [], {}, {}, {}
         try:
             session._setupstate.teardown_exact(item)  # where the item that was to come has not come
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
@@ -92,13 +96,15 @@ class Items:
         end.update((name, str(getattr(session, name))) for name in ("shouldstop", "shouldfail") if getattr(session, name))
         self.stopped = bool(end)  # the next run needs a session that goes on
         texts = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in self.reports]
-        members = {"pytest": {"reports": texts, "warnings": self.warnings, **end}}
-        size = len(json.dumps(members, default=str))
+        members = {"pytest": {"reports": texts, "warnings": list(self.warnings.values()), **end}}
+        size = size_of(members)
         if size > MAX_REPORTS:
-            for text in texts:
-                text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
-            members["pytest"]["warnings"] = []
-            members["warnings"] = [f"logs, warnings and all but the end of a failure are left out: pytest's reports have {size} bytes, of at most {MAX_REPORTS}"]
+            members["pytest"]["warnings"], left_out = [], "warnings"
+            if size_of(members) > MAX_REPORTS:
+                for text in texts:
+                    text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
+                left_out = "logs, warnings and all but the end of a failure"
+            members["warnings"] = [f"{left_out} are left out: pytest's reports have {size} bytes, of at most {MAX_REPORTS}"]
         told = [report for report in self.reports if report.failed and not is_unexpected_success(item, report)]
         skipped = next((report for report in self.reports if report.skipped), None)
         if not self.failure and told:  # as another plugin has judged it
@@ -231,8 +237,9 @@ class Items:
     def pytest_warning_recorded(self, warning_message):
         if self.world is not None:
             category = warning_message.category
-            self.warnings.append({"message": str(warning_message.message), "module": category.__module__, "category": category.__name__,
-                                  **{name: getattr(warning_message, name) for name in ("filename", "lineno", "line")}})
+            warning = {"message": str(warning_message.message), "module": category.__module__, "category": category.__name__,
+                       **{name: getattr(warning_message, name) for name in ("filename", "lineno", "line")}}
+            self.warnings[json.dumps(warning)] = warning  # once, also of a loop
 
     def pytest_exception_interact(self, node, call, report):
         if self.world is not None and not self.failure and report.when != "collect" and not is_unexpected_success(node, report):
