@@ -148,6 +148,11 @@ class RanksPlugin:
         # A copy: pytest makes objects of what is in it, and the Result is JSON.
         of_pytest = {rank.rank: copy.deepcopy(rank.extra["pytest"]) for rank in ranks if "pytest" in rank.extra}
         self._warn(item, [warning for each in of_pytest.values() for warning in each["warnings"]])
+        for warning in result.warnings:
+            try:
+                item.warn(pytest.PytestWarning(f"cppool: {warning}"))
+            except pytest.PytestWarning:  # -W error, which is for what tests do
+                self._record(item, f"cppool: {warning}", pytest.PytestWarning, str(item.path), (item.location[1] or 0) + 1)
         for end in of_pytest.values():
             if "exit" in end:
                 raise pytest.exit.Exception(*end["exit"])
@@ -174,19 +179,20 @@ class RanksPlugin:
             self._explain(report, result)
         for report in reports[:1]:
             report.user_properties += [("cppool.world_size", len(result.ranks)), ("cppool.wall_ms", result.wall_ms)]
-        for warning in result.warnings:
-            item.warn(pytest.PytestWarning(f"cppool: {warning}"))
         return reports
 
     def _warn(self, item: pytest.Item, recorded: list[dict[str, Any]]) -> None:
-        """Has warnings of the ranks in the summary, once where several ranks have the same."""
+        """Has warnings of the ranks in the summary, each distinct one once."""
         for each in {json.dumps(warning): warning for warning in recorded}.values():
             text, category = each["message"], getattr(sys.modules.get(each["module"]), each["category"], None)
             if not (isinstance(category, type) and issubclass(category, Warning)):  # of a module that only ranks have
                 text, category = f"{each['category']}: {text}", Warning
-            item.ihook.pytest_warning_recorded.call_historic(kwargs={
-                "warning_message": warnings.WarningMessage(text, category, each["filename"], each["lineno"], line=each["line"]),
-                "nodeid": item.nodeid, "when": "runtest", "location": None})
+            self._record(item, text, category, each["filename"], each["lineno"], each["line"])
+
+    def _record(self, item: pytest.Item, text: str, category: type[Warning], filename: str, line_number: int, line: Optional[str] = None) -> None:
+        item.ihook.pytest_warning_recorded.call_historic(kwargs={
+            "warning_message": warnings.WarningMessage(text, category, filename, line_number, line=line),
+            "nodeid": item.nodeid, "when": "runtest", "location": None})
 
     def _explain(self, report: pytest.TestReport, result: Result) -> None:
         """Adds what the other ranks did, and what was written; under titles that begin as pytest's own do, by which JUnit reports find it."""

@@ -312,6 +312,28 @@ def test_warnings(tmp_path, workers):
     assert "cppool: rank 0: warnings are left out: pytest's reports have 10" in output and ">       assert number == 6" in output, output
 
 
+LONG_REPORTS = """
+import logging, warnings
+import cppool
+
+@cppool.ranks(2)
+def test_logs_much():
+    logging.warning("x" * (1 << 20))
+
+@cppool.ranks(2)
+def test_after():
+    logging.warning("said after it")
+"""
+
+
+def test_warnings_of_the_answer_are_no_errors(tmp_path):
+    cases, output = run(tmp_path, "-W", "error", text=LONG_REPORTS)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_logs_much[W2]": "passed", "test_after[W2]": "passed"}, output
+    assert "cppool: rank 0: logs, warnings and all but the end of a failure are left out: pytest's reports have 2" in output, output
+    assert "said after it" in output and "INTERNALERROR" not in output
+    assert "cppool: rank" not in run(tmp_path, "-W", "ignore", text=LONG_REPORTS)[1]
+
+
 WRITERS = """
 import logging, os, sys
 import cppool, pytest
