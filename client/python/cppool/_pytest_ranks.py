@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import _pytest.config
 import pytest
@@ -111,12 +111,14 @@ class RanksPlugin:
         if size is None and marker is None:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in [self._failed(item, f"{item.nodeid}: {NO_SIZE}")] if size is None else self._run(item, nextitem, size, marker):
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        try:
+            for report in [self._failed(item, f"{item.nodeid}: {NO_SIZE}")] if size is None else self._run(item, nextitem, size, marker):
+                item.ihook.pytest_runtest_logreport(report=report)
+        finally:
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
-    def _run(self, item: pytest.Item, nextitem: Optional[pytest.Item], size: int, marker: Optional[pytest.Mark]) -> list[pytest.TestReport]:
+    def _run(self, item: pytest.Item, nextitem: Optional[pytest.Item], size: int, marker: Optional[pytest.Mark]) -> Iterable[pytest.TestReport]:
         options = {"deadline": self._config.getoption("--cppool-deadline"), **(marker.kwargs if marker else {})}
         following = self._next.get(item)
         if hasattr(self._config, "workerinput"):  # of pytest-xdist, which gives a worker one item after the other
@@ -142,7 +144,8 @@ class RanksPlugin:
             return [self._failed(item, f"{item.nodeid}: {what}: {error}")]
         return self._reports(item, result)
 
-    def _reports(self, item: pytest.Item, result: Result) -> list[pytest.TestReport]:
+    def _reports(self, item: pytest.Item, result: Result) -> Iterator[pytest.TestReport]:
+        """Raises the pytest.exit of a rank, after the reports of a failure."""
         culprit = result.failure.rank if result.failure and result.failure.rank is not None else 0
         ranks = sorted(result.ranks, key=lambda rank: rank.rank != culprit)
         # A copy: pytest makes objects of what is in it, and the Result is JSON.
@@ -153,9 +156,10 @@ class RanksPlugin:
                 item.warn(pytest.PytestWarning(f"cppool: {warning}"))
             except pytest.PytestWarning:  # -W error, which is for what tests do
                 self._record(item, f"cppool: {warning}", pytest.PytestWarning, str(item.path), (item.location[1] or 0) + 1)
+        exits = [pytest.exit.Exception(*end["exit"]) for end in of_pytest.values() if "exit" in end]
+        if exits and result.status not in ("failed", "error"):
+            raise exits[0]
         for end in of_pytest.values():
-            if "exit" in end:
-                raise pytest.exit.Exception(*end["exit"])
             for name in {"shouldstop", "shouldfail"} & set(end):
                 setattr(item.session, name, end[name])
         reported = [of_pytest[rank.rank]["reports"] if rank.rank in of_pytest else [] for rank in ranks]
@@ -179,7 +183,9 @@ class RanksPlugin:
             self._explain(report, result)
         for report in reports[:1]:
             report.user_properties += [("cppool.world_size", len(result.ranks)), ("cppool.wall_ms", result.wall_ms)]
-        return reports
+        yield from reports
+        if exits:
+            raise exits[0]
 
     def _warn(self, item: pytest.Item, recorded: list[dict[str, Any]]) -> None:
         """Has warnings of the ranks in the summary, each distinct one once."""

@@ -401,6 +401,23 @@ def test_a_rank_ends_the_session(tmp_path, stop, waits, words):
                 (tmp_path / f"ended{rank}").unlink()
 
 
+EXITS = """
+import cppool, pytest
+
+@cppool.ranks(2)
+def test_one_fails(world):
+    assert world.rank == 0, "rank 1 is the cause"
+    list(world.iterations())  # the daemon lets them begin when rank 1 has ended
+    pytest.exit("enough", 5)
+"""
+
+
+def test_the_failure_of_another_rank_is_reported_before_an_exit(tmp_path):
+    cases, output = run(tmp_path, "-k", "one_fails", text=EXITS)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_one_fails[W2]": "failure"}, output
+    assert "AssertionError: rank 1 is the cause" in output and "cppool: rank 1 of 2 failed first" in output and "Exit: enough" in output, output
+
+
 POOLS_ON_RANKS = """
 import os, cppool, pytest
 
