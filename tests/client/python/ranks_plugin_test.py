@@ -385,12 +385,21 @@ def test_after(shared): pass
 """
 
 
+WRITES_STATUS = """
+import os
+
+def pytest_sessionfinish(exitstatus):
+    if "RANK" not in os.environ:
+        with open("status", "w") as file:
+            file.write(str(int(exitstatus)))
+"""
+
+
 @pytest.mark.parametrize("stop, waits, words", [("pytest.exit('enough', 5)", 1000, "Exit: enough"), ("request.session.shouldstop = 'enough'", 0, "Interrupted: enough !"),
                                                 ("request.session.shouldfail = 'enough'", 0, "! enough !")])
 def test_a_rank_ends_the_session(tmp_path, stop, waits, words):
     """With its reason, as a test without ranks; ranks of a server serve the next session."""
-    (tmp_path / "conftest.py").write_text("import os\ndef pytest_sessionfinish(exitstatus):\n    if 'RANK' not in os.environ:\n"
-                                          "        with open('status', 'w') as file: file.write(str(int(exitstatus)))\n")
+    (tmp_path / "conftest.py").write_text(WRITES_STATUS)
     with support.serving(tmp_path) as socket:
         for _ in range(2):
             cases, output = run(tmp_path, "--cppool-attach", socket, text=STOPS.replace("STOP", stop).replace("WAITS", str(waits)))
@@ -404,10 +413,19 @@ def test_a_rank_ends_the_session(tmp_path, stop, waits, words):
 EXITS = """
 import cppool, pytest
 
+@pytest.fixture(scope="module")
+def broken_at_its_end():
+    yield
+    raise KeyError("planted")
+
 @cppool.ranks(2)
 def test_one_fails(world):
     assert world.rank == 0, "rank 1 is the cause"
     list(world.iterations())  # the daemon lets them begin when rank 1 has ended
+    pytest.exit("enough", 5)
+
+@cppool.ranks(2)
+def test_fixture_fails(broken_at_its_end):
     pytest.exit("enough", 5)
 """
 
@@ -416,6 +434,16 @@ def test_the_failure_of_another_rank_is_reported_before_an_exit(tmp_path):
     cases, output = run(tmp_path, "-k", "one_fails", text=EXITS)
     assert {name: outcome(case) for name, case in cases.items()} == {"test_one_fails[W2]": "failure"}, output
     assert "AssertionError: rank 1 is the cause" in output and "cppool: rank 1 of 2 failed first" in output and "Exit: enough" in output, output
+
+
+def test_a_fixture_that_fails_after_an_exit(tmp_path):
+    """The exit counts, with its code; ranks of a server serve the next session."""
+    (tmp_path / "conftest.py").write_text(WRITES_STATUS)
+    with support.serving(tmp_path) as socket:
+        for _ in range(2):
+            cases, output = run(tmp_path, "--cppool-attach", socket, "-k", "fixture_fails", text=EXITS)
+            assert not cases and "Exit: enough" in output and "a fixture failed after pytest.exit: KeyError: 'planted'" in output, output
+            assert (tmp_path / "status").read_text() == "5"
 
 
 POOLS_ON_RANKS = """

@@ -12,6 +12,7 @@ import _pytest.cacheprovider
 import pytest
 
 from .code import CannotLoad
+from .rank import text_of
 
 # The daemon captures output and asks for stacks; rewritten bytecode of the same second and size could be that of another text.
 OPTIONS = ["--capture=no", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-p", "no:cppool"]
@@ -81,15 +82,18 @@ class Items:
         if frame["nodeid"] not in self.items:
             raise CannotLoad(f"pytest has collected no item {frame['nodeid']}")
         item, self.world = self.items[frame["nodeid"]], world
-        session, end = item.session, {}
+        session, end, notes = item.session, {}, []
         self.reports, self.warnings, self.failure, self.skip = [], {}, {}, {}
         try:
             session._setupstate.teardown_exact(item)  # where the item that was to come has not come
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
         except pytest.exit.Exception as error:
-            end["exit"] = [error.msg, error.returncode]
+            end["exit"], self.stopped = [error.msg, error.returncode], True
             self.mark_skip(f"pytest.exit: {error.msg}")
-            session._setupstate.teardown_exact(None)
+            try:
+                session._setupstate.teardown_exact(None)
+            except BaseException as of_fixture:  # the exit is what happened first
+                notes.append(f"a fixture failed after pytest.exit: {text_of(of_fixture)}")
         finally:
             self.world = None
             getattr(getattr(item.config, "cache", None), "own", {}).clear()
@@ -104,7 +108,8 @@ class Items:
                 for text in texts:
                     text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
                 left_out = "logs, warnings and all but the end of a failure"
-            members["warnings"] = [f"{left_out} are left out: pytest's reports have {size} bytes, of at most {MAX_REPORTS}"]
+            notes.append(f"{left_out} are left out: pytest's reports have {size} bytes, of at most {MAX_REPORTS}")
+        members["warnings"] = notes
         told = [report for report in self.reports if report.failed and not is_unexpected_success(item, report)]
         skipped = next((report for report in self.reports if report.skipped), None)
         if not self.failure and told:  # as another plugin has judged it
