@@ -150,12 +150,11 @@ class RanksPlugin:
         ranks = sorted(result.ranks, key=lambda rank: rank.rank != culprit)
         # A copy: pytest makes objects of what is in it, and the Result is JSON.
         of_pytest = {rank.rank: copy.deepcopy(rank.extra["pytest"]) for rank in ranks if "pytest" in rank.extra}
+        for key, text in of_pytest.get(0, {}).get("cache", {}).items():
+            self._never_an_error(item, self._config.cache.set, key, json.loads(text))
         self._warn(item, [warning for each in of_pytest.values() for warning in each["warnings"]])
         for warning in result.warnings:
-            try:
-                item.warn(pytest.PytestWarning(f"cppool: {warning}"))
-            except pytest.PytestWarning:  # -W error, which is for what tests do
-                self._record(item, f"cppool: {warning}", pytest.PytestWarning, str(item.path), (item.location[1] or 0) + 1)
+            self._never_an_error(item, item.warn, pytest.PytestWarning(f"cppool: {warning}"))
         exits = [pytest.exit.Exception(*end["exit"]) for end in of_pytest.values() if "exit" in end]
         if exits and result.status not in ("failed", "error"):
             raise exits[0]
@@ -194,6 +193,13 @@ class RanksPlugin:
             if not (isinstance(category, type) and issubclass(category, Warning)):  # of a module that only ranks have
                 text, category = f"{each['category']}: {text}", Warning
             self._record(item, text, category, each["filename"], each["lineno"], each["line"])
+
+    def _never_an_error(self, item: pytest.Item, warn: Callable[..., None], *arguments: Any) -> None:
+        """Calls `warn`. With -W error, which is for what tests do, its warning is recorded."""
+        try:
+            warn(*arguments)
+        except pytest.PytestWarning as warning:
+            self._record(item, str(warning), type(warning), str(item.path), (item.location[1] or 0) + 1)
 
     def _record(self, item: pytest.Item, text: str, category: type[Warning], filename: str, line_number: int, line: Optional[str] = None) -> None:
         item.ihook.pytest_warning_recorded.call_historic(kwargs={

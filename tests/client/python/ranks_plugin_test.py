@@ -245,25 +245,32 @@ import cppool, pytest
 def test_it(request, cache, world, tmp_path):
     assert request.config.cache is cache and request.config.of_caller == "from here"
     before = cache.get("of_user/runs", [])
+    if world.rank == 0:
+        cache.set("of_user/runs", [*before, (0, len(before))])
+        cache.set("of_user/runs/below", 1)  # which is no folder
     (tmp_path / str(world.rank)).touch()
     while len(list(tmp_path.iterdir())) < world.size:
         pass
-    cache.set("of_user/runs", [*before, (world.rank, len(before))])
+    if world.rank == 1:
+        assert cache.get("of_user/runs", []) == before
+        cache.set("of_user/runs", [*before, (1, len(before))])
     assert cache.get("of_user/runs", None) == [*before, [world.rank, len(before)]] and cache.mkdir("of_user").is_dir()
 
 @cppool.ranks(2)
 def test_after(cache):
     assert cache.get("of_user/runs", None)[-1][0] == 0
+    cache.set("of_user/long", "x" * (1 << 20))
 """
 
 
 def test_cache(tmp_path):
-    """That of the pytest that has chosen the tests: rank 0 writes it."""
+    """That of the pytest that has chosen the tests, which writes what rank 0 has set when the test has ended."""
     (tmp_path / "conftest.py").write_text("import os\ndef pytest_configure(config):\n    if 'RANK' not in os.environ:\n"
                                           "        config.cache.set('of_user/caller', 'from here')\n    config.of_caller = config.cache.get('of_user/caller', None)\n")
     for _ in range(2):
-        cases, output = run(tmp_path, "-o", "cache_dir=of_run", text=CACHE, cache=True)
+        cases, output = run(tmp_path, "-o", "cache_dir=of_run", "-W", "error", text=CACHE, cache=True)
         assert [outcome(case) for case in cases.values()] == ["passed"] * 2, output
+        assert output.count("what the test has set in pytest's cache is left out: it has 10") == 1 and "PytestCacheWarning: could not create cache path" in output, output
     assert json.loads((tmp_path / "of_run/v/of_user/runs").read_text()) == [[0, 0], [0, 1]]
 
 

@@ -32,20 +32,17 @@ def is_unexpected_success(item, report):
 
 
 class Cache(_pytest.cacheprovider.Cache):
-    """That of the pytest that has chosen the items: rank 0 writes it, and the others have what they wrote until their item ends."""
+    """That of the pytest that has chosen the items. It writes what rank 0 has set when the item has ended, so that all ranks read the same until then."""
 
-    def __init__(self, folder, config, rank):
+    def __init__(self, folder, config):
         super().__init__(pathlib.Path(folder), config, _ispytest=True)
-        self.rank, self.own = rank, {}
+        self.own = {}  # JSON of what this rank has set
 
     def get(self, key, default):
         return json.loads(self.own[key]) if key in self.own else super().get(key, default)
 
     def set(self, key, value):
-        if self.rank == 0:
-            super().set(key, value)
-        else:
-            self.own[key] = json.dumps(value)
+        self.own[key] = json.dumps(value)
 
 
 class Items:
@@ -96,7 +93,9 @@ class Items:
                 notes.append(f"a fixture failed after pytest.exit: {text_of(of_fixture)}")
         finally:
             self.world = None
-            getattr(getattr(item.config, "cache", None), "own", {}).clear()
+            own = getattr(getattr(item.config, "cache", None), "own", {})
+            cached = dict(own) if self.rank.rank == 0 else {}
+            own.clear()
         end.update((name, str(getattr(session, name))) for name in ("shouldstop", "shouldfail") if getattr(session, name))
         self.stopped = bool(end)  # the next run needs a session that goes on
         texts = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in self.reports]
@@ -109,6 +108,10 @@ class Items:
                     text.update(sections=[], longrepr=str(text["longrepr"])[-8000:] if text.get("longrepr") else None)
                 left_out = "logs, warnings and all but the end of a failure"
             notes.append(f"{left_out} are left out: pytest's reports have {size} bytes, of at most {MAX_REPORTS}")
+        if size_of(cached) <= MAX_REPORTS:
+            members["pytest"]["cache"] = cached
+        else:
+            notes.append(f"what the test has set in pytest's cache is left out: it has {size_of(cached)} bytes, of at most {MAX_REPORTS}")
         members["warnings"] = notes
         told = [report for report in self.reports if report.failed and not is_unexpected_success(item, report)]
         skipped = next((report for report in self.reports if report.skipped), None)
@@ -202,7 +205,7 @@ class Items:
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
         if config.getoption("--cppool-cache"):
-            config.cache = Cache(config.getoption("--cppool-cache"), config, self.rank.rank)
+            config.cache = Cache(config.getoption("--cppool-cache"), config)
         if self.addopts is not None:
             os.environ["PYTEST_ADDOPTS"] = self.addopts
 
