@@ -247,7 +247,7 @@ def test_bad_requests(pool, member, text):
     assert text in str(caught.value) and "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"), 
+@pytest.mark.parametrize("options, text", [({"python": "/nonexistent/python"}, "is no program"),
                                            ({"python": "/bin/true"}, "--python /bin/true exited with code 0 before it was ready: is it a Python 3.9 or later?"),
                                            ({"python": "WITHOUT_INTERPRETER"}, "No such file or directory: give the path of a Python 3.9 or later"),
                                            ({"python": True, "preload": ["no_such_module"]}, "No module named 'no_such_module': mend or install it there"),

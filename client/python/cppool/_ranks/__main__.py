@@ -293,13 +293,13 @@ class Server(Parent):
             self.channel.send("forked", rank=frame["rank"], error=f"a rank cannot be forked: {error}")
         else:
             if pid == 0:
-                self.become_rank(frame, descriptors)
+                self.become_rank(frame, descriptors, since)
             self.children[pid] = (frame["rank"], frame["port"], since)
             self.channel.send("forked", rank=frame["rank"], pid=pid)
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def become_rank(self, frame, descriptors):
+    def become_rank(self, frame, descriptors, since):
         """Does not return."""
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -311,7 +311,7 @@ class Server(Parent):
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
                 file.write("500")  # rather than the daemon or the shell
             self.channel.socket.close()
-            rank.Rank(frame, descriptors, self.deferred, self.user_threads, record_of(os.getpid(), frame["port"])).main()
+            rank.Rank(frame, descriptors, self.deferred, self.user_threads, record_of(os.getpid(), frame["port"]), since).main()
         except BaseException:
             traceback.print_exc()
         finally:

@@ -85,7 +85,7 @@ class Items:
             session._setupstate.teardown_exact(item)  # where the item that was to come has not come
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=self.items.get(frame.get("next")))
         except pytest.exit.Exception as error:
-            end["exit"], self.stopped = [error.msg, error.returncode], True
+            end["exit"] = [error.msg, error.returncode]
             self.mark_skip(f"pytest.exit: {error.msg}")
             try:
                 session._setupstate.teardown_exact(None)

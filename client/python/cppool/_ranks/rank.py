@@ -98,14 +98,14 @@ def files_of(frame):
 
 
 class Rank:
-    def __init__(self, frame, descriptors, deferred, user_threads, record):
+    def __init__(self, frame, descriptors, deferred, user_threads, record, since):
         self.rank, self.size, self.port, self.backend = frame["rank"], frame["size"], frame["port"], frame["backend"]
         self.local_rank, self.local_size, self.node, self.host = frame["local_rank"], frame["local_size"], frame["node"], frame["host"]
         connection, page, self.output, self.stacks_end = descriptors[:4]
         self.listener = descriptors[4] if len(descriptors) > 4 else None
         self.channel, self.page = Channel(socket.socket(fileno=connection)), Page(page)
         self.deferred, self.user_threads = deferred, user_threads
-        self.record, self.since = record, time.time() - 0.01  # the clock of files is a tick behind
+        self.record, self.since = record, since
         with contextlib.suppress(OSError):
             os.close(os.open(record, os.O_CREAT | os.O_CLOEXEC, 0o600))
         self.keep_record()

@@ -368,9 +368,8 @@ class Snapshot:
         """What pytest.main has put back as it ended is right from now on, and not what it was during the session."""
         for index, (group, known) in enumerate(self._groups):
             if group.name in _OF_SESSION:
-                right, now = self._right(index), group.read()
-                changed = {name: now.get(name, _MISSING) for name in ({**right, **now} if group.name != "environment" else ["PYTEST_VERSION"])
-                           if now.get(name, _MISSING) != right.get(name, _MISSING)}
+                names, now = self._differing(group, self._right(index))
+                changed = {name: now.get(name, _MISSING) for name in names if group.name != "environment" or name == "PYTEST_VERSION"}
                 self._groups[index] = (group, _with(known, changed))
 
     def restore(self, is_users=None, all_groups=True):
