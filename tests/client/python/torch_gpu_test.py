@@ -9,6 +9,7 @@ import time
 
 import cppool
 import pytest
+from cppool._ranks.group import nccl_version
 
 from support import gpus
 
@@ -138,7 +139,7 @@ def test_more_ranks_than_gpus():
     """NCCL 2.30 and later let two share one."""
     import torch  # not before the tests are chosen, which takes seconds
     with cppool.Pool(GPUS + 1, python=True, preload=["torch"], backend="cuda", start_limit=120.0) as pool:
-        if torch.cuda.nccl.version() >= (2, 30):
+        if nccl_version(torch) >= (2, 30):
             assert [device["ordinal"] for device in pool.hello()["devices"]] == [*range(GPUS), 0]
             result = call(pool, "reduce")
             assert result.ok, result.describe()

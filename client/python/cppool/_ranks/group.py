@@ -1,4 +1,5 @@
 """The warm process group of torch, made once and lent to every case."""
+import ctypes
 import datetime
 import importlib
 import json
@@ -11,8 +12,16 @@ from . import code
 LIMIT = datetime.timedelta(days=1)  # the daemon ends what waits too long
 
 
-def version_of(torch):
-    return tuple(torch.cuda.nccl.version()) if torch.distributed.is_nccl_available() else (0, 0)
+def nccl_version(torch):
+    """Of the library that is loaded: torch tells the one that it was built with."""
+    if not torch.distributed.is_nccl_available():
+        return 0, 0
+    try:
+        version = ctypes.c_int()
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+        return version.value // 10000, version.value // 100 % 100, version.value % 100
+    except (OSError, AttributeError):  # it is part of torch's own libraries
+        return tuple(torch.cuda.nccl.version())
 
 
 def choose(backend, size, torch):
@@ -28,8 +37,8 @@ def choose(backend, size, torch):
         if not count:
             raise RuntimeError(f"the backend {backend} needs a GPU, and torch sees none here: gloo works without")
         if size > count:
-            if version_of(torch) < (2, 30):
-                raise RuntimeError(f"{size} ranks on {count} GPUs need NCCL 2.30, and this torch has {'.'.join(map(str, version_of(torch)))}: "
+            if nccl_version(torch) < (2, 30):
+                raise RuntimeError(f"{size} ranks on {count} GPUs need NCCL 2.30, and this torch has {'.'.join(map(str, nccl_version(torch)))}: "
                                    f"take the backend host, with gloo, or at most {count} ranks")
             os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     return backend, count
