@@ -237,39 +237,62 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// A thread block moves 64 slots of 64 dims, x and y of the grid, of head z through shared memory, 4 bytes at
-// a time: of a token's dims where it reads, of a dim's slots where it writes.
+// Returns byte i of each of four words, for i from 0 to 3.
+__device__ __forceinline__ uint4 Transposed(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                            std::uint32_t d) {
+  const std::uint32_t ab01 = __byte_perm(a, b, 0x5140), ab23 = __byte_perm(a, b, 0x7362);
+  const std::uint32_t cd01 = __byte_perm(c, d, 0x5140), cd23 = __byte_perm(c, d, 0x7362);
+  return {__byte_perm(ab01, cd01, 0x5410), __byte_perm(ab01, cd01, 0x7632), __byte_perm(ab23, cd23, 0x5410),
+          __byte_perm(ab23, cd23, 0x7632)};
+}
+
+// A thread block moves 64 slots of 256 columns, x and y of the grid, through shared memory; a row has all
+// heads' dims. A thread reads 16 columns of the tokens of four slots, and writes 16 slots of a column.
+constexpr int kTransposedColumns = 256;
 __global__ void __launch_bounds__(kThreads)
-    TransposeKernel(RowView slots, int heads, int dim, const std::uint8_t* from, std::uint8_t* to) {
-  constexpr int kPitch =
-      65;  // of a token's 64 dims: threads that write neighbouring dims use different banks
-  __shared__ std::uint8_t tile_bytes[kSlotTile * kPitch + 3];
+    TransposeKernel(RowView slots, int columns, const std::uint8_t* from, std::uint8_t* to) {
+  constexpr int kFours = kSlotTile / 4, kSixteens = kTransposedColumns / 16;
+  static_assert(kFours == 16 && kSixteens == 16);
+  // Four slots of a column, which are stored in another order for every 16 columns: threads that write the
+  // same slots of neighbouring 16 columns use different banks.
+  __shared__ std::uint32_t fours[kTransposedColumns][kFours];
   const RowTile tile = slots.tiles[blockIdx.x];
-  const int first_dim = static_cast<int>(blockIdx.y) * 64, head = static_cast<int>(blockIdx.z);
-  for (int i = static_cast<int>(threadIdx.x); i < kSlotTile * 16; i += kThreads) {
-    const int token = i / 16, four = i % 16 * 4;
-    std::uint32_t bytes = 0;
-    if (token < tile.length) {
-      const std::int64_t at =
-          ((tile.row + std::int64_t{token} * slots.step) * heads + head) * dim + first_dim + four;
-      bytes = *reinterpret_cast<const std::uint32_t*>(from + at);
-    }
+  const int first = static_cast<int>(blockIdx.y) * kTransposedColumns;
+  for (int i = static_cast<int>(threadIdx.x); i < kFours * kSixteens; i += kThreads) {
+    const int sixteen = i % kSixteens, four = i / kSixteens, column = first + sixteen * 16;
+    if (column >= columns) continue;
+    uint4 of_slot[4];
 #pragma unroll
-    for (int b = 0; b < 4; ++b)
-      tile_bytes[token * kPitch + four + b] = static_cast<std::uint8_t>(bytes >> (8 * b));
+    for (int slot = 0; slot < 4; ++slot) {
+      const int token = four / 4 * 16 + TokenOfSlot(four % 4 * 4 + slot);
+      of_slot[slot] = {};
+      if (token < tile.length) {
+        const std::int64_t row = tile.row + std::int64_t{token} * slots.step;
+        of_slot[slot] = *reinterpret_cast<const uint4*>(from + row * columns + column);
+      }
+    }
+    const auto put = [&](int at, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+      const uint4 words = Transposed(a, b, c, d);
+      std::uint32_t(*const line)[kFours] = &fours[sixteen * 16 + at];
+      line[0][four ^ sixteen] = words.x;
+      line[1][four ^ sixteen] = words.y;
+      line[2][four ^ sixteen] = words.z;
+      line[3][four ^ sixteen] = words.w;
+    };
+    put(0, of_slot[0].x, of_slot[1].x, of_slot[2].x, of_slot[3].x);
+    put(4, of_slot[0].y, of_slot[1].y, of_slot[2].y, of_slot[3].y);
+    put(8, of_slot[0].z, of_slot[1].z, of_slot[2].z, of_slot[3].z);
+    put(12, of_slot[0].w, of_slot[1].w, of_slot[2].w, of_slot[3].w);
   }
   __syncthreads();
   const std::int64_t all = std::int64_t{slots.count} * kSlotTile;
-  for (int i = static_cast<int>(threadIdx.x); i < 64 * (kSlotTile / 4); i += kThreads) {
-    const int of_dim = i / (kSlotTile / 4), slot = i % (kSlotTile / 4) * 4;
-    std::uint32_t bytes = 0;
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const int token = (slot + b) / 16 * 16 + TokenOfSlot((slot + b) % 16);
-      bytes |= std::uint32_t{tile_bytes[token * kPitch + of_dim]} << (8 * b);
-    }
-    const std::int64_t line = std::int64_t{head} * dim + first_dim + of_dim;
-    *reinterpret_cast<std::uint32_t*>(to + line * all + std::int64_t{blockIdx.x} * kSlotTile + slot) = bytes;
+  for (int i = static_cast<int>(threadIdx.x); i < kTransposedColumns * (kFours / 4); i += kThreads) {
+    const int column = i / (kFours / 4), four = i % (kFours / 4) * 4, order = column / 16;
+    if (first + column >= columns) continue;
+    const std::uint32_t* const line = fours[column];
+    *reinterpret_cast<uint4*>(to + (first + column) * all + std::int64_t{blockIdx.x} * kSlotTile +
+                              four * 4) = {line[four ^ order], line[(four + 1) ^ order],
+                                           line[(four + 2) ^ order], line[(four + 3) ^ order]};
   }
 }
 
@@ -381,13 +404,14 @@ class CudaFp8Ops : public Fp8Ops {
                  cppool_stream stream) override {
     const RowView& slots = ViewOf(of);
     ExpectPayload(payload.dtype);
-    if (dim % 64 != 0 || !Aligned(payload.data, 4) || !Aligned(to, 4))
+    const int columns = heads * dim;
+    if (columns % 16 != 0 || !Aligned(payload.data, 16) || !Aligned(to, 16))
       throw RuntimeError(CPPOOL_INTERNAL, "tensor operations: a payload that cannot be transposed");
     if (slots.count == 0) return;
-    const dim3 grid(static_cast<unsigned>(slots.count), static_cast<unsigned>(dim / 64),
-                    static_cast<unsigned>(heads));
+    const dim3 grid(static_cast<unsigned>(slots.count),
+                    static_cast<unsigned>((columns + kTransposedColumns - 1) / kTransposedColumns));
     LaunchKernel(TransposeKernel, grid, kThreads, 0, AsCuda(stream),
-                 "launching the transposition of a payload", slots, heads, dim,
+                 "launching the transposition of a payload", slots, columns,
                  static_cast<const std::uint8_t*>(payload.data), to);
   }
 
