@@ -73,6 +73,7 @@ const std::vector<PlantableBug>& PlantableBugs() {
       {Bug::kKvHeadMapping, "kv_head_mapping", false},
       {Bug::kKvCopiesNotSummed, "kv_copies_not_summed", false},
       {Bug::kDkNotScaled, "dk_not_scaled", false},
+      {Bug::kDqOrderWait, "dq_order_wait", false},
       {Bug::kOrderVaries, "order_varies", false},
       {Bug::kInputsByRow, "inputs_by_row", false},
       {Bug::kFp8GradientsNotSent, "fp8_gradients_not_sent", true},

@@ -46,6 +46,7 @@ enum class Bug {
   kKvHeadMapping,      // a group of query heads reads the keys and values of another group
   kKvCopiesNotSummed,  // the gradient of a replicated head is the gradient of one copy
   kDkNotScaled,        // dk is not multiplied by softmax_scale
+  kDqOrderWait,        // a call on a second stream adds to dq before the calls before it have
   kOrderVaries,        // blocks are summed in an order that changes from call to call
   kInputsByRow,        // inputs are drawn by the row of the buffer, not by position
   // Bugs of fp8 are in the schedules, and in what they quantize.

@@ -74,7 +74,8 @@ TEST_CASE("ThreadSanitizer reports each missing wait as a data race") {
     const Reports reports("symbolize=0");  // resolving names takes longer than the cells
     const bool one = IsOfOneLaunch(bug);
     for (const std::vector<std::string>& cells :
-         one ? kOneLaunchCells : CellFilters{{"row=unequal_window"}, kInferenceCells}) {
+         one ? kOneLaunchCells
+             : CellFilters{{"row=unequal_window"}, kInferenceCells, {"row=padding_causal"}}) {
       if (reports.Text().empty())
         RunCells(bug.name, {cells}, one ? kOnHost + kOneLaunch : kOnHost, CPPOOL_TSAN_PLANTED_DAEMON);
     }

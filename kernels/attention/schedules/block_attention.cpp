@@ -95,12 +95,12 @@ void BlockAttention::AddPart(const Buffer& part, std::int64_t count, const Gradi
   if (pass.last) kernels_.ops->RoundSum({accumulator}, result, count, rt_->stream);
 }
 
-void BlockAttention::Backward(BackwardArgs args) {
+void BlockAttention::Backward(BackwardArgs args, cppool_stream stream) {
   args.dq_accumulator = buffers_.dq_accumulator.get<float>();
-  args.workspace = buffers_.workspace.get();
+  if (!args.beside) args.workspace = buffers_.workspace.get();
   if (operands_) operands_->Prepare(args);
   if (capabilities_.accumulates_gradients) {
-    kernels_.attention->Backward(shape(), args, rt_->stream);
+    kernels_.attention->Backward(shape(), args, stream);
     return;
   }
   ClearPadding();

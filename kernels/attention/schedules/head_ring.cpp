@@ -21,7 +21,7 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels
       attention_(runtime, kernels, use_.block),
       exchange_(runtime, *kernels.ops, groups.heads, comm_.get()),
       whole_(runtime, *kernels.ops, attention_, spec, use_.block_q, groups.world, comm_.get()),
-      main_done_(runtime),
+      ready_(runtime),
       comm_done_(runtime) {
   const std::size_t position = static_cast<std::size_t>(groups_.ring.rank);
   std::size_t taken = 0;
@@ -46,6 +46,10 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels
   if (spec.training && use_.splits_own()) {
     later_ = attention_.Plan(use_.later_keys, ring.bands);
     earlier_ = attention_.Plan(use_.earlier_keys, ring.bands);
+    // Beside a second call there are no multiprocessors left for a communicator's kernels.
+    if (attention_.capabilities().overlaps_backward && !spec.deterministic &&
+        spec.bias != BiasType::kPostScale && !groups.ring_by_kernels)
+      beside_ = std::make_unique<Stream>(runtime);
   }
   for (std::size_t i = 0; i < use_.slots; ++i) slot_read_.emplace_back(rt_);
   MemoryList memory;
@@ -74,9 +78,9 @@ std::string HeadRingSchedule::StepName(const Step& step) const {
   return "step " + std::to_string(step.distance + 1) + " of " + std::to_string(groups_.ring.size);
 }
 
-void HeadRingSchedule::CommAfterMain() {
-  main_done_.Record(rt_->stream);
-  main_done_.Wait(comm_.get());
+void HeadRingSchedule::CommAfter(cppool_stream stream) {
+  ready_.Record(stream);
+  ready_.Wait(comm_.get());
 }
 void HeadRingSchedule::MainAfterComm() {
   comm_done_.Record(comm_.get());
@@ -177,10 +181,10 @@ ArrivingKeys HeadRingSchedule::StartArrivals(Block own) {
   return keys;
 }
 
-void HeadRingSchedule::ReturnGradients(std::size_t index) {
+void HeadRingSchedule::ReturnGradients(std::size_t index, cppool_stream stream) {
   Step& step = steps_[index];
   if (!step.moves()) return;
-  CommAfterMain();  // the part is complete
+  CommAfter(stream);  // the part is complete
   const int to = Before(step), from = After(step);
   const Stage stage(rt_, comm_.get(),
                     StageName("backward", StepName(step) + ": gradients of keys and values"));
@@ -235,7 +239,7 @@ void HeadRingSchedule::Forward(const AttentionTensors& t) {
     args.lse = buffers_.lse.get<float>();
   }
   if (arriving_) Mark("forward", "all steps");
-  CommAfterMain();
+  CommAfter(rt_->stream);
   const auto attend = [&](const BlockPlan& plan, const Block& block, bool first, bool last) {
     args.plan = &plan;
     args.k = block.k;
@@ -327,7 +331,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
                       buffers_.scratch.get(), buffers_.delta.get());
     args.delta = buffers_.delta.get<float>();
   }
-  CommAfterMain();
+  CommAfter(rt_->stream);
   if (!t.delta) {
     Mark("backward", "delta");
     kernels_.ops->Delta(use_.block_q * shape().heads, spec_.dim_v, out, args.dout,
@@ -345,6 +349,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
     zero(args.dk, buffers_.dk_sum, spec_.dim_qk);
     zero(args.dv, buffers_.dv_sum, spec_.dim_v);
   }
+  if (beside_) args.beside = beside_->get();
   const auto add_own = [&](const BlockPlan& plan, bool first, bool last) {
     args.beside_transfers = groups_.ring_by_kernels && use_.MovesUnderBackward(0);
     AddGradients(t, args,
@@ -354,25 +359,28 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
                   // Where no other rank adds to it this is all of the block's gradient.
                   {true, true, !use_.sums_gradients},
                   buffers_.dk_sum.get<float>(),
-                  buffers_.dv_sum.get<float>()});
+                  buffers_.dv_sum.get<float>(),
+                  rt_->stream});
   };
-  const Event* sent[2] = {};  // of dk_part and dv_part: their last way home is over
+  cppool_stream stream = rt_->stream;  // of the latest call
+  const Event* sent[2] = {};           // of dk_part and dv_part: their last way home is over
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    if (step.attends) Mark("backward", StepName(step));
+    if (step.attends && i > 0 && beside_) stream = stream == rt_->stream ? beside_->get() : rt_->stream;
+    if (step.attends) Check(rt_, rt_->mark(rt_, stream, StageName("backward", StepName(step)).c_str()));
     FetchAhead("backward", i, own);
     if (i == 0) {
       add_own(later_ ? *later_ : *step.plan, true, use_.last_attended == 0);
       continue;
     }
     if (step.attends) {
-      step.arrived.Wait(rt_->stream);
+      step.arrived.Wait(stream);
       const std::size_t slot = (i - 1) % 2;
-      if (sent[slot]) sent[slot]->Wait(rt_->stream);
+      if (sent[slot]) sent[slot]->Wait(stream);
       sent[slot] = &step.returned;
       if (spec_.keys.padded()) {
         for (const Buffer* part : {&buffers_.dk_part[slot], &buffers_.dv_part[slot]})
-          Zero(part->get(), part->bytes());
+          Check(rt_, rt_->fill(rt_, part->get(), 0, part->bytes(), stream));
       }
       args.beside_transfers = groups_.ring_by_kernels && use_.MovesUnderBackward(i);
       AddGradients(t, args,
@@ -381,10 +389,12 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
                     {true, false, !later_ && i == use_.last_attended},
                     {true, true, false},  // a part of the sum at the block's owner
                     buffers_.dk_part[slot].get<float>(),
-                    buffers_.dv_part[slot].get<float>()});
-      slot_read_[SlotOf(i)].Record(rt_->stream);
+                    buffers_.dv_part[slot].get<float>(),
+                    stream});
+      slot_read_[SlotOf(i)].Record(stream);
+      if (stream != rt_->stream) Check(rt_, rt_->mark(rt_, stream, nullptr));
     }
-    ReturnGradients(i);
+    ReturnGradients(i, stream);
   }
   if (earlier_) {  // under it the last gradients return
     Mark("backward", "rest of " + StepName(steps_[0]));
@@ -428,7 +438,7 @@ void HeadRingSchedule::AddGradients(const AttentionTensors& t, BackwardArgs& arg
   args.key = call.key;
   args.dk_accumulator = call.dk;
   args.dv_accumulator = call.dv;
-  attention_.Backward(args);
+  attention_.Backward(args, call.stream);
   whole_.AddBlock(t, args);
 }
 

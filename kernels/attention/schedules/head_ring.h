@@ -71,7 +71,7 @@ class HeadRingSchedule : public Schedule {
   std::size_t SlotOf(std::size_t index) const { return (index - 1) % use_.slots; }
 
   // Orders everything on one stream after what the other has so far.
-  void CommAfterMain();
+  void CommAfter(cppool_stream stream);
   void MainAfterComm();
   Block BlockOf(std::size_t index, Block own) const;
   float* SlotScale(std::size_t slot, std::size_t of_v) const;  // NULL: blocks have no scales
@@ -87,10 +87,11 @@ class HeadRingSchedule : public Schedule {
     Block block;
     GradientPass query, key;
     float *dk = nullptr, *dv = nullptr;  // accumulators; NULL: the results of the pass
+    cppool_stream stream = nullptr;
   };
   void AddGradients(const AttentionTensors&, BackwardArgs&, const Call&);
-  // Starts the way home of the gradients of the step's block.
-  void ReturnGradients(std::size_t index);
+  // Starts the way home of the gradients of the step's block, which `stream` has made.
+  void ReturnGradients(std::size_t index, cppool_stream stream);
   // Adds what others have returned to the gradients of this rank's block, in the order of the ranks, and
   // rounds the sum. `dim`: of the tensor.
   void SumGradients(const Buffer& own, const Buffer& taken, int dim, const TensorOut& result);
@@ -103,11 +104,14 @@ class HeadRingSchedule : public Schedule {
   HeadRingUse use_;
 
   Stream comm_;
+  // Every second call of a backward pass runs here, so that it takes the multiprocessors that the one before
+  // no longer fills. NULL: all run on the main stream.
+  std::unique_ptr<Stream> beside_;
   BlockAttention attention_;
   HeadExchange exchange_;
   WholeTensors whole_;
-  Event main_done_, comm_done_;
-  std::vector<Event> slot_read_;  // by slot: the main stream is done with its last block
+  Event ready_, comm_done_;
+  std::vector<Event> slot_read_;  // by slot: its last block is no longer read
   std::vector<Step> steps_;
   std::unique_ptr<BlockPlan> gathered_;         // of all steps but the first; NULL: no call on them at once
   std::unique_ptr<BlockPlan> arriving_;         // of all steps, in one launch; NULL: the steps are launches

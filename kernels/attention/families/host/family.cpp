@@ -26,31 +26,18 @@ static_assert([] {
 
 class HostBlockPlan : public BlockPlan {
  public:
-  HostBlockPlan(cppool_runtime* runtime, cppool_stream stream, WorkList queries, WorkList keys, bool training)
-      : runtime_(runtime),
-        stream_(stream),
-        lists_(std::make_shared<Lists>(Lists{std::move(queries), std::move(keys)})),
+  HostBlockPlan(WorkList queries, WorkList keys, bool training)
+      : queries_(std::make_shared<WorkList>(std::move(queries))),
+        keys_(std::make_shared<WorkList>(std::move(keys))),
         training_(training) {}
-  // In stream order, as a buffer: a case that fails drops its plans with work under way that reads the lists.
-  ~HostBlockPlan() override {
-    try {
-      Enqueue(runtime_, stream_, [lists = std::move(lists_)] {});
-    } catch (...) {  // no such stream any more: no work either
-    }
-  }
-  std::int64_t pairs() const override { return lists_->queries.pairs; }
-  const WorkList& queries() const { return lists_->queries; }
-  const WorkList& keys() const { return lists_->keys; }
+  std::int64_t pairs() const override { return queries_->pairs; }
+  // Work holds them: a case that fails drops its plans with work under way.
+  const std::shared_ptr<const WorkList>& queries() const { return queries_; }
+  const std::shared_ptr<const WorkList>& keys() const { return keys_; }
   bool training() const { return training_; }
 
  private:
-  struct Lists {
-    WorkList queries;
-    WorkList keys;  // empty when not training
-  };
-  cppool_runtime* runtime_;
-  cppool_stream stream_;
-  std::shared_ptr<const Lists> lists_;
+  std::shared_ptr<const WorkList> queries_, keys_;  // no keys when not training
   bool training_;
 };
 
@@ -78,7 +65,7 @@ bool IsIdle(const BlockPlan& plan, bool first, bool last) { return plan.pairs() 
 
 class HostKernel : public AttentionKernel {
  public:
-  explicit HostKernel(cppool_runtime* runtime) : runtime_(runtime) {}
+  explicit HostKernel(cppool_runtime* runtime) : runtime_(runtime), added_(runtime) {}
 
   void Load(const KernelRequest& request) override {
     if (const auto refusal = RefusalOf(request)) throw RuntimeError(CPPOOL_UNSUPPORTED, *refusal);
@@ -90,14 +77,14 @@ class HostKernel : public AttentionKernel {
   }
 
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
-                                  const std::vector<Band>& bands, cppool_stream stream) override {
+                                  const std::vector<Band>& bands, cppool_stream) override {
     Load(request);
     // Empty tiles are kept: whether a call is a first or a last one, which writes every row, is not known
     // yet.
     WorkList queries = BuildWorkList(Side::kQuery, query, key, bands, kTile, true);
     OrderByBlock(queries, key, false);
     return std::make_unique<HostBlockPlan>(
-        runtime_, stream, std::move(queries),
+        std::move(queries),
         request.training ? BuildWorkList(Side::kKey, query, key, bands, kTile, true) : WorkList{},
         request.training);
   }
@@ -106,17 +93,20 @@ class HostKernel : public AttentionKernel {
     const HostBlockPlan& plan = PlanOf(args.plan);
     if (IsIdle(plan, args.first, args.last)) return;
     Enqueue(runtime_, stream,
-            [shape, args, &queries = plan.queries()] { AttendForward(shape, args, queries); });
+            [shape, args, queries = plan.queries()] { AttendForward(shape, args, *queries); });
   }
 
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
     const HostBlockPlan& plan = TrainingPlanOf(args.plan);
+    // Calls on two streams add to dq one after another, in their order; dk and dv are made at once.
+    if (args.beside && !args.query.first) added_.Wait(stream);
     if (args.query.wanted && !IsIdle(plan, args.query.first, args.query.last)) {
       Enqueue(runtime_, stream,
-              [shape, args, &queries = plan.queries()] { AttendBackwardQuery(shape, args, queries); });
+              [shape, args, queries = plan.queries()] { AttendBackwardQuery(shape, args, *queries); });
     }
+    if (args.beside) added_.Record(stream);
     if (args.key.wanted && !IsIdle(plan, args.key.first, args.key.last)) {
-      Enqueue(runtime_, stream, [shape, args, &keys = plan.keys()] { AttendBackwardKey(shape, args, keys); });
+      Enqueue(runtime_, stream, [shape, args, keys = plan.keys()] { AttendBackwardKey(shape, args, *keys); });
     }
   }
 
@@ -126,13 +116,14 @@ class HostKernel : public AttentionKernel {
     if (gradient.query_stride == 0 && (gradient.batch_stride == 0 || gradient.head_stride == 0))
       Misused("dbias summed over queries has a place for each sequence and head");
     if (plan.pairs() == 0) return;
-    Enqueue(runtime_, stream, [shape, args, gradient, &keys = plan.keys()] {
-      AttendBackwardBias(shape, args, gradient, keys);
+    Enqueue(runtime_, stream, [shape, args, gradient, keys = plan.keys()] {
+      AttendBackwardBias(shape, args, gradient, *keys);
     });
   }
 
  private:
   cppool_runtime* runtime_;
+  Event added_;  // the latest call on two streams has added to dq
 };
 
 class Family : public AttentionFamily {
@@ -145,7 +136,8 @@ class Family : public AttentionFamily {
             .arriving_piece_bytes = request.fp8 ? 0u : 1u,
             .gradients_apart = true,
             .accumulates_gradients = true,
-            .splits_keys = true};
+            .splits_keys = true,
+            .overlaps_backward = true};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     return RefusalOf(request);

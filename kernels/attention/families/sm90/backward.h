@@ -46,6 +46,7 @@ struct BackwardCall {
   const void* q_of_dk = nullptr;
   const void* k_of_dq = nullptr;
   const void* dout_of_dv = nullptr;
+  cudaStream_t beside = nullptr;  // as in BackwardArgs
 };
 
 struct BackwardKernelEntry {

@@ -43,6 +43,15 @@ inline bool HeadsTogether(const BackwardCall& call) {
   return call.turns ? work.most_blocks * 2 > work.mean_blocks * 3 : work.mean_blocks > kFewBlocks;
 }
 
+// What comes on `later` waits for what `earlier` has so far.
+inline void Order(cudaStream_t earlier, cudaStream_t later) {
+  cudaEvent_t event = nullptr;
+  CheckCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  CheckCuda(cudaEventRecord(event, earlier), "cudaEventRecord");
+  CheckCuda(cudaStreamWaitEvent(later, event, 0), "cudaStreamWaitEvent");
+  CheckCuda(cudaEventDestroy(event), "cudaEventDestroy");
+}
+
 template <typename T, typename Config>
 void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
   const BackwardWork& work = call.work;
@@ -53,6 +62,7 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
     LaunchKernel(&ZeroDqKernel, dq_grid, kDqThreads, 0, stream, "zeroing dq", work.blocks, step, row_size,
                  call.dq_sum);
   }
+  if (call.query_first && call.beside) Order(stream, call.beside);
 
   const std::int64_t items =
       std::int64_t{call.key_first || call.key_last ? work.tiles_count : work.busy_tiles} * map.kv_heads;
@@ -110,6 +120,7 @@ void LaunchBackward(const BackwardCall& call, cudaStream_t stream) {
     }
   }
 
+  if (call.query_last && call.beside) Order(call.beside, stream);
   if (call.query_last && work.blocks_count > 0) {
     LaunchKernel(&RoundDqKernel<T, Config::kDqAsMade>, dq_grid, kDqThreads, 0, stream, "rounding dq",
                  work.blocks, step, row_size, call.dq_sum, static_cast<T*>(call.dq));

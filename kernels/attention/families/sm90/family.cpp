@@ -334,6 +334,7 @@ class Sm90Kernel : public AttentionKernel {
                 args.casts.ds_scale, args.casts.p_scale, args.casts.amax_ds};
     call.q_of_dk = args.q_of_dk.data, call.k_of_dq = args.k_of_dq.data;
     call.dout_of_dv = args.dout_of_dv.data;
+    call.beside = reinterpret_cast<cudaStream_t>(args.beside);
     const Casts casts = args.casts.p_scale == 0 ? Casts::kNone
                         : args.casts.ds_blocks  ? Casts::kBlocks
                         : args.casts.ds_scale   ? Casts::kPAndDs
@@ -415,6 +416,7 @@ class Family : public AttentionFamily {
     Capabilities can = general_.capabilities(ForGeneral(request));
     can.continues_softmax = can.accumulates_gradients = true;
     if (HasBackward(request)) can.gradients_apart = false;
+    can.overlaps_backward = HasBackward(request);
     // The bias tensor's alignment decides block by block who computes (KeysAligned).
     const bool whole = HasForward(request) && !request.fp8 && request.bias != BiasType::kPostScale;
     can.arriving_piece_bytes = whole ? kPieceBytes : 0;

@@ -1,5 +1,6 @@
 // Which calls of a schedule leave multiprocessors to the kernels of a communicator: those under which the
-// ring's keys, values and gradients move, where the transport moves them by kernels.
+// ring's keys, values and gradients move, where the transport moves them by kernels. And which run on a
+// second stream.
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -20,12 +21,13 @@ namespace {
 using namespace cppool::kernels;
 using namespace cppool::test;
 
-using Told = std::array<std::string, 8>;  // by rank: of each call '+' beside transfers, or '.'
+using Told =
+    std::array<std::string, 8>;  // by rank: of each call '+' beside transfers, '2' on a second stream, or '.'
 
 class TellingKernel : public AttentionKernel {
  public:
-  TellingKernel(std::unique_ptr<AttentionKernel> kernel, std::string& told)
-      : kernel_(std::move(kernel)), told_(told) {}
+  TellingKernel(std::unique_ptr<AttentionKernel> kernel, cppool_stream main, std::string& told)
+      : kernel_(std::move(kernel)), main_(main), told_(told) {}
   void Load(const KernelRequest& request) override { kernel_->Load(request); }
   std::unique_ptr<BlockPlan> Plan(const KernelRequest& request, const Layout& query, const Layout& key,
                                   const std::vector<Band>& bands, cppool_stream stream) override {
@@ -36,7 +38,7 @@ class TellingKernel : public AttentionKernel {
     kernel_->Forward(shape, args, stream);
   }
   void Backward(const KernelShape& shape, const BackwardArgs& args, cppool_stream stream) override {
-    told_ += args.beside_transfers ? '+' : '.';
+    told_ += args.beside_transfers ? '+' : stream == main_ ? '.' : '2';
     kernel_->Backward(shape, args, stream);
   }
   void BackwardBias(const KernelShape& shape, const BackwardArgs& args, const BiasGradient& gradient,
@@ -46,6 +48,7 @@ class TellingKernel : public AttentionKernel {
 
  private:
   std::unique_ptr<AttentionKernel> kernel_;
+  cppool_stream main_;
   std::string& told_;
 };
 
@@ -57,7 +60,7 @@ class TellingFamily : public LimitedFamily {
         }),
         told_(told) {}
   std::unique_ptr<AttentionKernel> Open(cppool_runtime* rt) const override {
-    return std::make_unique<TellingKernel>(LimitedFamily::Open(rt),
+    return std::make_unique<TellingKernel>(LimitedFamily::Open(rt), rt->stream,
                                            told_[static_cast<std::size_t>(rt->rank)]);
   }
 
@@ -112,15 +115,28 @@ TEST_CASE("calls without transfers beside them may use the whole device") {
   for (const CpCommType comm : {CpCommType::kP2p, CpCommType::kAllGather}) {
     CheckAll(CallsOf(Small(2, comm), 2, "nccl", true), 2, "./.");  // the reference run
     for (const char* transport : {"peer", "host"})                 // these move by copies
-      CheckAll(CallsOf(Small(2, comm), 2, transport), 2, "../...");
+      CheckAll(CallsOf(Small(2, comm), 2, transport), 2, "../.2.");
   }
   AttentionSpec one = Small(2, CpCommType::kP2p);
   one.launches = Launches::kOne;
-  CheckAll(CallsOf(one, 2, nullptr), 2, "./...");
+  CheckAll(CallsOf(one, 2, nullptr), 2, "./.2.");
   // No rank sees another's keys.
   AttentionSpec narrow = Small(4, CpCommType::kP2p);
   narrow.window_left = 0;
   CheckAll(CallsOf(narrow, 4, "nccl"), 4, "./.");
+}
+
+TEST_CASE("every second call of a backward pass runs on a second stream, where sums need no order") {
+  for (const CpCommType comm : {CpCommType::kP2p, CpCommType::kAllGather}) {
+    const std::string forward = comm == CpCommType::kP2p ? "..../" : "../";
+    AttentionSpec spec = Small(4, comm);
+    CheckAll(CallsOf(spec, 4, nullptr), 4, forward + ".2.2.");
+    spec.deterministic = true;
+    CheckAll(CallsOf(spec, 4, nullptr), 4, forward + ".....");
+    spec.deterministic = false;
+    spec.bias = BiasType::kPostScale;
+    CheckAll(CallsOf(spec, 4, nullptr), 4, forward + ".....");
+  }
 }
 
 TEST_CASE("a rank that only gives its keys is told of them, too") {

@@ -10,8 +10,8 @@
 namespace cppool::test {
 
 // A family with the host's kernels that reports `capabilities`, or what `of` says of a request. A call that
-// needs other capabilities throws, and so does a call without the workspace of WorkspaceBytes, which every
-// call overwrites.
+// needs other capabilities throws, and so does a call on one stream without the workspace of WorkspaceBytes,
+// which every such call overwrites.
 class LimitedFamily : public kernels::AttentionFamily {
  public:
   using CapabilitiesOf = std::function<kernels::Capabilities(const kernels::KernelRequest&)>;

@@ -16,8 +16,11 @@ using namespace cppool::kernels;
 using namespace cppool::test;
 
 constexpr Capabilities kNone{};
-constexpr Capabilities kAll{
-    .continues_softmax = true, .gradients_apart = true, .accumulates_gradients = true, .splits_keys = true};
+constexpr Capabilities kAll{.continues_softmax = true,
+                            .gradients_apart = true,
+                            .accumulates_gradients = true,
+                            .splits_keys = true,
+                            .overlaps_backward = true};
 constexpr Capabilities Without(bool Capabilities::*capability) {
   Capabilities can = kAll;
   can.*capability = false;
