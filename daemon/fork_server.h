@@ -62,7 +62,8 @@ class ForkedRank : public RankProcess {
   void TellLeftOut();  // with `mutex_`
   void WriteLines(bool all);
   void TakeLine(std::string_view line);
-  void Close(std::string how);  // it has ended: reads the rest
+  void TellEnd(std::string how);  // it has ended: reads the rest
+  void Close(std::string how);    // likewise, and nothing of it is left
   void Break(const std::string& why);
 
   const std::size_t most_output_;
@@ -129,6 +130,7 @@ class ForkServer : public RankServer {
   void Loop();
   void Send(const protocol::Json& frame, const std::vector<int>& descriptors = {});
   void TakeFrame(const protocol::Json& frame);
+  void TellEnd(ForkedRank& rank);
   void Gone();  // the server has ended
   std::shared_ptr<ForkedRank> MakeRank(const Seats& seats, int rank);
   void Kill(const ForkedRank& rank, int signal);  // other than SIGKILL: to the rank alone

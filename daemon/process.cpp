@@ -42,13 +42,33 @@ pid_t ParentToWatch() {
   return parent;
 }
 
-std::string StartTime(const std::string& pid) {
-  std::string stat;
-  std::getline(std::ifstream("/proc/" + pid + "/stat"), stat);
+namespace {
+
+// A field of a process's stat, by its number in proc_pid_stat(5), from 3 on. Empty: there is no such process.
+std::string FieldOf(const std::string& stat, int number) {
   std::istringstream fields(stat.substr(stat.rfind(')') + 1));  // the name before it may hold spaces
   std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
+  for (int i = 3; i <= number; ++i) fields >> field;
   return fields ? field : "";
+}
+
+std::string StatOf(const std::string& pid) {
+  std::string stat;
+  std::getline(std::ifstream("/proc/" + pid + "/stat"), stat);
+  return stat;
+}
+
+}  // namespace
+
+std::string StartTime(const std::string& pid) { return FieldOf(StatOf(pid), 22); }
+
+std::optional<int> StatusOfEnding(pid_t pid, pid_t parent) {
+  constexpr unsigned long kExiting = 4;  // PF_EXITING of the kernel
+  const std::string stat = StatOf(std::to_string(pid));
+  const bool ending = FieldOf(stat, 4) == std::to_string(parent) &&
+                      (std::strtoul(FieldOf(stat, 9).c_str(), nullptr, 10) & kExiting) != 0;
+  const int status = ending ? std::atoi(FieldOf(stat, 52).c_str()) : 0;  // 0 also for who may not know
+  return status == 0 ? std::nullopt : std::optional(status);
 }
 
 double MillisecondsSinceSpawn() {
@@ -103,10 +123,10 @@ void Restrain() {
 
 }  // namespace
 
-std::set<int> ChildProcesses() {
+std::set<int> ChildProcesses(const std::string& pid) {
   std::set<int> children;
   std::error_code none;
-  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", none)) {
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + pid + "/task", none)) {
     std::ifstream file(thread.path() / "children");
     for (int child = 0; file >> child;) children.insert(child);
   }

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -17,6 +18,11 @@ pid_t ParentToWatch();
 // The start of a process in the kernel's ticks since boot: field 22 of its stat. `pid`: a number, or "self".
 // Empty: there is no such process.
 std::string StartTime(const std::string& pid);
+
+// How a process ends, as wait() tells it, while the kernel still closes what it had open, or until it is
+// reaped. Nothing: it does not end, the kernel does not say, or it is no child of `parent`, since its number
+// has been used again.
+std::optional<int> StatusOfEnding(pid_t pid, pid_t parent);
 
 // Time since this process was created, with a resolution of 10 ms; negative: unknown.
 double MillisecondsSinceSpawn();
@@ -32,8 +38,8 @@ struct Usage {
 };
 Usage OwnUsage();
 
-// The children of this process, those that nobody has waited for, too.
-std::set<int> ChildProcesses();
+// The children of a process, those that nobody has waited for, too. `pid`: as above.
+std::set<int> ChildProcesses(const std::string& pid = "self");
 
 // From here on a process that a case forks without exec, which has the daemon's descriptors and handlers and
 // none of its threads, lets go of the pipes of requests and answers, so that the client sees the daemon's

@@ -33,7 +33,7 @@ std::optional<std::string> RankProcess::End() const {
 
 bool RankProcess::WaitEnd(Clock::time_point limit) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, limit, [&] { return end_.has_value(); });
+  return changed_.wait_until(lock, limit, [&] { return over_; });
 }
 
 std::string RankProcess::Stacks() const {

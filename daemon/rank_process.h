@@ -38,7 +38,8 @@ class RankProcess {
   // How it has ended, for people: "was killed by signal 9 (Killed), and left 2 processes". Nothing: it has
   // not, or has sent frames that Next has not returned.
   std::optional<std::string> End() const;
-  bool WaitEnd(Clock::time_point limit);  // also with frames that nobody takes
+  // Until nothing of it is left, which may be later; also with frames that nobody takes.
+  bool WaitEnd(Clock::time_point limit);
 
   // Where it is, from the page that it shares, whatever it is stuck in; of a rank elsewhere once it has
   // ended.
@@ -65,6 +66,7 @@ class RankProcess {
   mutable std::condition_variable changed_;
   std::deque<protocol::Json> frames_;
   std::optional<std::string> end_;
+  bool over_ = false;  // nothing of it is left
   std::string stacks_text_, tail_, left_out_;
 };
 

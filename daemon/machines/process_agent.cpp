@@ -25,7 +25,7 @@ namespace {
 using protocol::Json;
 using Clock = RankProcess::Clock;
 
-constexpr std::chrono::seconds kCheckLimit{5};
+constexpr std::chrono::seconds kCheckLimit{5}, kEndLimit{5};
 
 Clock::time_point LimitOf(const Json& frame) {
   return Clock::now() + std::chrono::milliseconds(frame.at("limit_ms").get<std::int64_t>());
@@ -113,6 +113,8 @@ void ProcessAgent::Start(const Json& job, Json& answer) {
 
 void ProcessAgent::Fork(const Json& job, Json& answer) {
   if (!server_) throw StartError("there is no fork server");
+  if (world_)
+    server_->KillAll(world_->ranks, Clock::now() + kEndLimit);  // the head knows how they have ended
   ForkServer::Seats seats{.size = place_.world_size,
                           .first = place_.first,
                           .ranks = place_.ranks,

@@ -78,7 +78,10 @@ class AgentServers::Rank : public RankProcess {
   using RankProcess::End;
 
  private:
-  void End(const std::string& how) { end_ = broken_ + how; }
+  void End(const std::string& how) {
+    end_ = broken_ + how;
+    over_ = true;  // what is left of it is awaited there, before the next one
+  }
 
   AgentLink& agent_;
   const std::uint64_t world_;

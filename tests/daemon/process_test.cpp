@@ -15,6 +15,7 @@
 #include "daemon/library.h"
 #include "daemon/library_probe.h"
 #include "daemon/options.h"
+#include "daemon/process.h"
 #include "daemon/rank_threads.h"
 #include "daemon/watchdog.h"
 #include "tests/catch.h"
@@ -55,6 +56,26 @@ TEST_CASE("a library that does not return was given a time, which only a request
   const std::string late = failure(CPPOOL_ODD_CASE, -1ms);
   CHECK_THAT(late, Catch::Matchers::ContainsSubstring("there is no time to try it"));
   CHECK_THAT(late, !Catch::Matchers::ContainsSubstring("constructors"));
+}
+
+TEST_CASE("how a process ends is known before it is reaped") {
+  for (const int with : {0, SIGTERM, SIGKILL}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (with == 0) _exit(5);
+      std::signal(with, SIG_DFL);
+      kill(getpid(), with);
+    }
+    siginfo_t ended;
+    REQUIRE(waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) == 0);
+    const auto known = daemon::StatusOfEnding(child, getpid());
+    CHECK_FALSE(daemon::StatusOfEnding(child, getppid()));
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(known == status);
+    CHECK_FALSE(daemon::StatusOfEnding(child, getpid()));
+  }
+  CHECK_FALSE(daemon::StatusOfEnding(getpid(), getppid()));
 }
 
 TEST_CASE("a deadline passes once, and only if it is armed") {

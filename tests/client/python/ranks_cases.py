@@ -137,6 +137,11 @@ def leave_file(world):
     os.open("/etc/hostname", os.O_RDONLY)
 
 
+def open_many_files(world):
+    files = [open("/etc/hostname", "rb") for _ in range(100)]
+    return max(file.fileno() for file in files)
+
+
 def leave_cycle(world):
     class Holder:
         pass

@@ -329,6 +329,14 @@ def test_a_file_left_open_replaces_the_ranks(world):
     assert outcome.left["descriptors"][0].startswith("/etc/hostname (")
 
 
+def test_the_socket_has_a_higher_descriptor_than_what_a_case_opens(world):
+    """So that it is closed first where the rank ends."""
+    opened = run(world, "open_many_files").reports
+    for rank, report in zip(world.ranks, opened.values()):
+        highest = max(map(int, os.listdir(f"/proc/{rank.pid}/fd")))
+        assert highest > report["value"] and os.readlink(f"/proc/{rank.pid}/fd/{highest}").startswith("socket:")
+
+
 def test_a_file_of_a_cycle_is_closed(world):
     assert not run(world, "leave_cycle").left
 
