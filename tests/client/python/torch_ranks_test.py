@@ -143,6 +143,18 @@ def test_state_is_put_back(world):
     assert run(world, "gradient").reports[0]["value"] == [2, False]
 
 
+def test_settings_of_the_allocator_replace_the_ranks(world, tmp_path):
+    """With a rank that believes that it has a GPU, where they matter."""
+    (tmp_path / "of_gpu.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n"
+                                        "def sets(world): torch.cuda.memory._set_allocator_settings('max_split_size_mb:100')\n"
+                                        "def passes(world): pass\n")
+    for function, left in (("passes", {}), ("sets", {"torch allocator": ["settings"]}), ("passes", {})):
+        assert world.load(function=f"{tmp_path}/of_gpu.py:{function}").status == "passed"
+        assert world.run(kwargs={}).left == left
+    world.kill()
+    world.fork()
+
+
 def test_autocast_left_open_is_closed(world):
     assert run(world, "cast_twice").reports[0]["value"] == [8, 16]
     outcome = run(world, "leaves_autocast_open")
