@@ -156,6 +156,18 @@ def test_a_hang(pools, tmp_path, kind, text):
         assert result.replaced == "the deadline has passed" and pools.call(function("passes"), world_size=size).ok
 
 
+@pytest.mark.parametrize("kind", ["sleep", "GIL"])
+def test_the_stacks_of_a_hang(pool, tmp_path, kind):
+    """Of a rank that does not answer by a signal. A busy machine may not have them in time."""
+    for number in range(9):
+        (tmp_path / str(number)).mkdir()
+        result = pool.call(function("fault"), {"folder": str(tmp_path / str(number)), "kind": kind}, deadline=2)
+        lines = ["\n".join(rank.extra.get("stack", ())) for rank in result.ranks]
+        if "meet" in lines[0] and "<lambda>" in lines[1]:
+            break
+    assert result.failure.kind == "timeout" and all("ranks_cases.py" in each for each in lines), result.describe()
+
+
 def test_an_output_flood(pools, tmp_path, size):
     """More than 64 MiB is cut, and told."""
     result = pools.call(function("fault"), {"folder": str(tmp_path), "kind": "great flood"}, world_size=size)

@@ -83,7 +83,8 @@ FAULTS = {
     "GIL": lambda _: ctypes.PyDLL(None).sleep(1000), "stop": stop, "flood": lambda _: print("x" * 3_000_000),
     "great flood": lambda _: print("\n".join(["x" * 999] * 70_000)),
     "thread": lambda _: threading.Thread(target=time.sleep, args=[1000], name="left over", daemon=True).start(),
-    "child": leave_child, "orphan": leave_orphan, "setsid orphan": lambda folder: leave_orphan(folder, start_new_session=True)}
+    "child": leave_child, "orphan": leave_orphan, "setsid orphan": lambda folder: leave_orphan(folder, start_new_session=True),
+    "_exit with an orphan": lambda folder: (leave_orphan(folder, start_new_session=True), os._exit(5))}
 
 
 def change_state(world):

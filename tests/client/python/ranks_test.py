@@ -130,6 +130,12 @@ def test_stray_of_a_killed_rank(world, tmp_path):
     world.fork()
 
 
+def test_stray_of_a_rank_that_ends(world, tmp_path):
+    ended = run(world, "fault", kwargs={"kind": "_exit with an orphan", "folder": str(tmp_path)}).ended
+    assert ended[1]["status"] == 5 << 8 and sum(frame["killed"] for frame in ended.values()) == 1
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
 @pytest.mark.parametrize("way", ["end of the socket", "SIGKILL"])
 def test_end_of_the_server(way, tmp_path):
     server = Server()
