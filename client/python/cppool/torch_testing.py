@@ -19,7 +19,6 @@ from typing import Any, Optional
 import pytest
 
 from ._pool import PoolError, Pools, caller, shared_pools
-from ._ranks.group import nccl_version
 
 
 class _Process:
@@ -52,7 +51,7 @@ def _pools(test: Any, world_size: int) -> Pools:
     cuda = sys.modules["torch"].cuda
     count, of_nccl = cuda.device_count(), "nccl" in (test.backend_str() or "")
     crowded = 0 < count < world_size
-    if crowded and of_nccl and nccl_version(sys.modules["torch"]) < (2, 30):
+    if crowded and of_nccl and cuda.nccl.version() < (2, 30):
         raise unittest.SkipTest(f"{world_size} ranks on {count} GPUs need NCCL 2.30")
     return shared_pools(preload=["torch.testing._internal.common_distributed"], backend="host" if crowded and not of_nccl else "auto")
 
