@@ -66,6 +66,15 @@ def _show(line: str) -> None:
         print(line)
 
 
+@contextlib.contextmanager
+def as_rank_0(size: Optional[int]) -> Iterator[None]:
+    """Of how many ranks the items are, for conftest files and modules that choose tests by it, as under `torchrun -m pytest`. None: no change."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", size)) if size is not None else ():
+            patch.setenv(name, str(value))
+        yield
+
+
 def nothing() -> None:
     """A case, for which ranks end their session of pytest."""
 
@@ -90,6 +99,11 @@ class RanksPlugin:
         if item.get_closest_marker("cppool_ranks"):
             return item.callspec.params.get(SIZE) if hasattr(item, "callspec") else None
         return self._everywhere if isinstance(item, pytest.Function) else None
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        with as_rank_0(self._everywhere):
+            yield
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from . import __all__ as cppool_names
 from ._pool import Pool, PoolError, Pools
-from ._pytest_ranks import RanksPlugin, parametrize
+from ._pytest_ranks import RanksPlugin, as_rank_0, parametrize
 from ._result import Result, attempts
 from ._suite import Cell
 
@@ -79,6 +79,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cppool-require", metavar="BACKEND[:GPUS]",
         help="cuda:2: a test that this machine should have the GPUs for, up to two, is an error where it would be skipped, or would run "
              "on another backend or on fewer GPUs")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+    with as_rank_0(early_config.known_args_namespace.cppool_ranks):
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -105,6 +105,31 @@ def test_whole_suite_on_ranks(tmp_path):
     assert {name: outcome(case) for name, case in cases.items()} == {"test_a": "passed", "test_b": "passed"}, output
 
 
+CHOOSES_BY_WORLD_SIZE = """
+import os
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+
+def pytest_configure(config):
+    assert ("RANK" in os.environ) != config.pluginmanager.hasplugin("cppool")  # which ranks do not have
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.get_closest_marker("world_size").args[0] == WORLD_SIZE == int(os.environ.get("WORLD_SIZE", "1"))]
+"""
+
+
+def test_a_suite_that_chooses_by_the_world_size(tmp_path):
+    """Where conftest files and test modules are imported and tests are chosen, the variables are those of torchrun's rank 0; a suite that makes
+    its group as pytest starts, where it finds them, makes none in a process that is no rank."""
+    (tmp_path / "conftest.py").write_text(CHOOSES_BY_WORLD_SIZE)
+    text = "import os\nimport pytest\nSIZE = int(os.environ.get('LOCAL_WORLD_SIZE', 1))\n" \
+           "@pytest.mark.world_size(1)\ndef test_one(): assert SIZE == 1 and 'RANK' not in os.environ\n" \
+           "@pytest.mark.world_size(2)\n@pytest.mark.parametrize('rank', range(SIZE))\ndef test_two(rank, world): assert SIZE == world.size == 2\n"
+    cases, output = run(tmp_path, "--cppool-ranks", "2", text=text)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_two[0]": "passed", "test_two[1]": "passed"}, output
+    cases, output = run(tmp_path, text=text)
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_one": "passed"}, output
+
+
 def test_whole_suite_on_agents(tmp_path, monkeypatch):
     """--cppool-launch is for Python ranks, too."""
     monkeypatch.setenv("CPPOOL_HEAD_ADDRESS", "127.0.0.1")
