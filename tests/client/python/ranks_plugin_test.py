@@ -6,6 +6,9 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 
+import _pytest
+import iniconfig
+import pluggy
 import pytest
 
 import support
@@ -440,6 +443,20 @@ def test_a_rank_ends_the_session(tmp_path, stop, waits, words):
             assert (tmp_path / "status").read_text() == ("5" if waits else "1" if "fail" in stop else "2")
             for rank in (1,) if waits else (0, 1):  # one that waited has been killed
                 (tmp_path / f"ended{rank}").unlink()
+
+
+def test_a_pytest_that_is_in_pythonpath_alone(tmp_path, monkeypatch):
+    """It is no code of the user's, which the second session on the same ranks would load anew."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for module in (pytest, _pytest, pluggy, iniconfig):
+        (folder / module.__name__).symlink_to(os.path.dirname(module.__file__))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
+    text = f"import _pytest, cppool, pytest\n@cppool.ranks(2)\ndef test_it(world, tmp_path): assert pytest.__file__ == '{folder}/pytest/__init__.py'\n"
+    with support.serving(tmp_path) as socket:
+        for _ in range(2):
+            cases, output = run(tmp_path, "--cppool-attach", socket, text=text)
+            assert {name: outcome(case) for name, case in cases.items()} == {"test_it[W2]": "passed"}, output
 
 
 EXITS = """

@@ -16,6 +16,8 @@ _BELOW = re.compile(f"^{re.escape(_OWN)}|^<frozen |/(_pytest|pluggy)/")
 # Entries of sys.path that are of an installation: the rank has those of its own Python.
 _OF_INSTALLATION = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[\d.]*t?/")
 _INSTALLED = re.compile(r"(^|/)(python\d[\d.]*t?(\.zip)?|lib-dynload|site-packages|dist-packages)/?$")
+# Never the user's, wherever they are: items.py is of the pytest that was imported first.
+_OF_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig")
 
 MAX_DIGESTS = 4096
 NOT_RUN = "is a coroutine or a generator: a case is an ordinary function (asyncio.run inside of it works)"
@@ -78,6 +80,10 @@ def modules():
     return names, [file for file in files_of_modules(names) if not file.startswith(_OWN) and not _OF_INSTALLATION.search(file)]
 
 
+def is_pytests(name):
+    return name.partition(".")[0] in _OF_PYTEST
+
+
 def traceback_of(error):
     """The traceback's text from the first frame on that is not of this package or of pytest."""
     frames = error.__traceback__
@@ -105,7 +111,7 @@ class Code:
 
         def get_user_code(loader, name):
             path = os.path.abspath(loader.path)
-            if not self.is_users(path):
+            if not self.is_users(path) or is_pytests(name):
                 return get_code(loader, name)
             self.files[path] = signature(path)
             return loader.source_to_code(loader.get_data(path), path)
@@ -154,7 +160,7 @@ class Code:
 
     def note_files(self):
         """Remembers which modules are the user's: libraries, and what pytest has rewritten, are not loaded from their text."""
-        for path in (*self.preloaded_files, *files_of_modules(self.since)):
+        for path in (*self.preloaded_files, *files_of_modules(name for name in self.since if not is_pytests(name))):
             if path not in self.files and self.is_users(path):
                 self.files[path] = self.preloaded_files.get(path) or signature(path)
 
