@@ -59,12 +59,13 @@ def python_case(target: str, kwargs: Optional[Mapping[str, Any]] = None, argv: S
                 seed: int = 0) -> dict[str, Any]:
     """The member `python` of a request, with the caller's folder and sys.path. target: "file.py:function", or "script.py"."""
     file, colon, name = target.rpartition(":")
-    if not colon or os.sep in name or name.endswith(".py"):  # the path may have colons, too
-        file, name = target, ""
-    if kwargs is not None and not name or argv and name:
-        raise ValueError(f"{target!r} is a {'function, which takes kwargs' if name else 'script, which takes argv (a function of it is FILE.py:NAME)'}")
-    file = os.path.abspath(file)
-    case: dict[str, Any] = {"function": f"{file}:{name}", "kwargs": dict(kwargs or {})} if name else {"script": file, "argv": entries(argv, "argv")}
+    script = not colon or os.sep in name or name.endswith(".py")  # the path may have colons, too
+    if script and kwargs is not None or argv and not script:
+        raise ValueError(f"{target!r} is a {'script, which takes argv (a function of it is FILE.py:NAME)' if script else 'function, which takes kwargs'}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs is a mapping of names to arguments, not {kwargs!r}")
+    case: dict[str, Any] = {"script": os.path.abspath(target), "argv": entries(argv, "argv")} if script else \
+        {"function": f"{os.path.abspath(file)}:{name}", "kwargs": dict(kwargs or {})}
     return {**case, **caller(), **({"env": dict(env)} if env else {}), **({"seed": seed} if seed else {})}
 
 

@@ -208,6 +208,10 @@ def test_arguments_that_are_no_json(pool):
         pool.call(function("passes"), {"text": object()})
     with pytest.raises(ValueError, match="which takes kwargs"):
         pool.call(function("passes"), argv=["a"])
+    with pytest.raises(ValueError, match=r'must be "FILE.py:NAME", not ".*ranks_cases.py:"'):  # and not run as a script
+        pool.call(function(""))
+    with pytest.raises(TypeError, match=r"kwargs is a mapping of names to arguments, not \[1\]"):
+        pool.call(function("passes"), [1])
 
 
 def test_text_that_is_no_utf8(pool, monkeypatch, tmp_path):
