@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Builds a project that has cppool as a part, by FetchContent, and runs its test.
+"""Builds a project that has cppool as a part, by FetchContent, and runs its test. Objects that BUILD has from the same commands are taken
+from there (reuse_objects.py).
 
-    subproject_test.py ROOT CMAKE
+    subproject_test.py ROOT BUILD CMAKE
 """
 import json
 import os
@@ -37,8 +38,9 @@ class Subproject(unittest.TestCase):
             with open(os.path.join(folder, "CMakeLists.txt"), "w", encoding="utf-8") as file:
                 file.write(PROJECT)
             build, prefix = os.path.join(folder, "build"), os.path.join(folder, "prefix")
+            reuse = ";".join([os.path.join(ROOT, "tests/end_to_end/reuse_objects.py"), BUILD, os.path.join(build, "_deps/cppool-build")])
             run(CMAKE, "-S", folder, "-B", build, "-DFETCHCONTENT_SOURCE_DIR_CPPOOL=" + ROOT, "-DCPPOOL_CUDA=OFF",
-                "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+                "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_CXX_COMPILER_LAUNCHER=" + reuse)
             with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
                 commands = [entry["command"] for entry in json.load(file)]
             self.assertFalse([command for command in commands if "-Werror" in command or "/tests/" in command])
@@ -57,7 +59,7 @@ class Subproject(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    ROOT, CMAKE = os.path.abspath(sys.argv[1]), sys.argv[2]
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    ROOT, BUILD, CMAKE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3]
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
