@@ -200,7 +200,9 @@ void Besiege(std::chrono::milliseconds time) {
 
 TEST_CASE("ten clients with faults get their own answers, for three seconds") { Besiege(3s); }
 
-TEST_CASE("ten clients with faults get their own answers, for a minute", "[long][minute]") { Besiege(60s); }
+TEST_CASE("ten clients with faults get their own answers, for twenty seconds", "[long][minute]") {
+  Besiege(20s);
+}
 
 // By hand: client_serve_test "*ten minutes"
 TEST_CASE("ten clients with faults get their own answers, for ten minutes", "[.]") { Besiege(600s); }
