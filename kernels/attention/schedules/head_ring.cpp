@@ -47,7 +47,8 @@ HeadRingSchedule::HeadRingSchedule(cppool_runtime* runtime, RankKernels& kernels
     later_ = attention_.Plan(use_.later_keys, ring.bands);
     earlier_ = attention_.Plan(use_.earlier_keys, ring.bands);
     // Beside a second call there are no multiprocessors left for a communicator's kernels.
-    if (attention_.capabilities().overlaps_backward && !spec.deterministic &&
+    const std::size_t overlapping = attention_.capabilities().overlapping_keys;
+    if (overlapping > 0 && use_.KeyElements(1) >= overlapping && !spec.deterministic &&
         spec.bias != BiasType::kPostScale && !groups.ring_by_kernels)
       beside_ = std::make_unique<Stream>(runtime);
   }

@@ -137,7 +137,7 @@ class Family : public AttentionFamily {
             .gradients_apart = true,
             .accumulates_gradients = true,
             .splits_keys = true,
-            .overlaps_backward = true};
+            .overlapping_keys = 1};
   }
   std::optional<std::string> Refusal(const KernelRequest& request) const override {
     return RefusalOf(request);

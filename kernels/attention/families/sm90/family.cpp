@@ -24,6 +24,11 @@ namespace {
 // Smaller copies do not reach the link's rate (tests/measure/README.md, "Transfers between two GPUs").
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
+// Four tiles of keys for each multiprocessor of an H200. Heads of smaller calls go in step, so that what they
+// touch stays in the L2 cache, and a second call beside them is out of step: with 32/4 heads and 8192 keys the
+// backward pass took 6.52 ms beside 5.96 (tests/measure/README.md).
+constexpr std::size_t kOverlappingKeys = std::size_t{4} * 132 * 128;
+
 // What a kernel leaves to those that move keys beside it: thread blocks here stay to the end of the launch,
 // and their shared memory leaves no room for another. A long call would lose more than the transfer takes
 // when it comes after it (tests/measure/README.md, "Copies beside NCCL").
@@ -416,7 +421,7 @@ class Family : public AttentionFamily {
     Capabilities can = general_.capabilities(ForGeneral(request));
     can.continues_softmax = can.accumulates_gradients = true;
     if (HasBackward(request)) can.gradients_apart = false;
-    can.overlaps_backward = HasBackward(request);
+    can.overlapping_keys = HasBackward(request) ? kOverlappingKeys : 0;
     // The bias tensor's alignment decides block by block who computes (KeysAligned).
     const bool whole = HasForward(request) && !request.fp8 && request.bias != BiasType::kPostScale;
     can.arriving_piece_bytes = whole ? kPieceBytes : 0;

@@ -51,8 +51,9 @@ struct Capabilities {
   // divided among calls. Without it a call writes all rows of the block.
   bool splits_keys = false;
   // And two calls of a pass may run at once, on two streams (BackwardArgs::beside), each with dk and dv of
-  // its own. Schedules ask for it without a bias tensor, and where sums need no fixed order.
-  bool overlaps_backward = false;
+  // its own: with blocks of at least so many keys, counted for each key/value head; 0: never. Schedules ask for
+  // it without a bias tensor, and where sums need no fixed order.
+  std::size_t overlapping_keys = 0;
   // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
   bool bias_with_gradients = false;
   // In what form operands of fp8 with one scale for each tensor are read; those in blocks are always values.

@@ -180,7 +180,7 @@ struct BackwardArgs {
   BiasGradient dbias;             // only with Capabilities::bias_with_gradients; NULL: there is none
   bool beside_transfers = false;  // as in ForwardArgs
   void* workspace = nullptr;      // as in ForwardArgs; NULL with `beside`
-  // A second stream of the pass, told to every call; only with Capabilities::overlaps_backward. The first and
+  // A second stream of the pass, told to every call; only with Capabilities::overlapping_keys. The first and
   // the last call of dq are not on it: what is on it waits until the first one has set dq to 0, and the last
   // one's result has all that others have added. NULL: all calls are on one stream.
   cppool_stream beside = nullptr;

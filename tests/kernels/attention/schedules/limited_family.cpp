@@ -63,7 +63,7 @@ class LimitedKernel : public AttentionKernel {
     if (!can.accumulates_gradients &&
         !(Whole(args.query.first, args.query.last) && Whole(args.key.first, args.key.last)))
       Beyond("adds to gradients");
-    if (args.beside && !can.overlaps_backward) Beyond("has calls beside it");
+    if (args.beside && can.overlapping_keys == 0) Beyond("has calls beside it");
     if (args.beside && args.workspace) Beyond("shares its workspace");
     BackwardArgs call = args;
     call.plan = args.beside ? dynamic_cast<const LimitedPlan&>(*args.plan).host()

@@ -20,7 +20,7 @@ constexpr Capabilities kAll{.continues_softmax = true,
                             .gradients_apart = true,
                             .accumulates_gradients = true,
                             .splits_keys = true,
-                            .overlaps_backward = true};
+                            .overlapping_keys = 1};
 constexpr Capabilities Without(bool Capabilities::*capability) {
   Capabilities can = kAll;
   can.*capability = false;
