@@ -1,7 +1,7 @@
 // Backward attention on Hopper: dk and dv of tiles of keys of one key/value head, and what they add to dq:
 // five products for each pair of a tile and a block of queries (backward_consumer.cuh,
-// backward_wide_consumer.cuh, backward_halves_consumer.cuh, backward_dims_consumer.cuh,
-// backward_pair_consumer.cuh, backward_blocks_consumer.cuh).
+// backward_halves_consumer.cuh, backward_dims_consumer.cuh, backward_pair_consumer.cuh,
+// backward_blocks_consumer.cuh).
 //
 // Tiling (backward_config.h): a thread block per multiprocessor stays and takes tile after tile; one warp
 // copies (backward_producer.cuh), two warpgroups compute with wgmma, and two threads add to dq
@@ -18,7 +18,6 @@
 #include "kernels/attention/families/sm90/backward_halves_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_pair_consumer.cuh"
 #include "kernels/attention/families/sm90/backward_producer.cuh"
-#include "kernels/attention/families/sm90/backward_wide_consumer.cuh"
 #include "kernels/attention/families/sm90/cluster.cuh"
 
 namespace cppool::kernels::cuda::sm90 {
@@ -28,11 +27,9 @@ using BackwardConsumerOf = std::conditional_t<
     Config::kInBlocks, BackwardBlocksConsumer<T, Config>,
     std::conditional_t<
         Config::kPairs, BackwardPairConsumer<T, Config>,
-        std::conditional_t<
-            Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
-            std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
-                               std::conditional_t<Config::kRows == 128, BackwardWideConsumer<T, Config>,
-                                                  BackwardConsumer<T, Config>>>>>>;
+        std::conditional_t<Config::kSplitsDims, BackwardDimsConsumer<T, Config>,
+                           std::conditional_t<Config::kTakesHalves, BackwardHalvesConsumer<T, Config>,
+                                              BackwardConsumer<T, Config>>>>>;
 
 // Synchronises a thread block, or a cluster of two.
 template <typename Config>

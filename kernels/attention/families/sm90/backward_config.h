@@ -53,7 +53,7 @@ struct BackwardBuffers {
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
-// The warpgroups divide the keys (backward_consumer.cuh, backward_wide_consumer.cuh): 64 of 128 each, with
+// The warpgroups divide the keys (backward_consumer.cuh): 64 of 128 each, with
 // (dim_qk + dim_v) / 2 registers a thread for dk and dv, kRows / 2 each for logits and for dout v^T, up to
 // half as many for each operand made of them, and kDqDims / 2 for dq, of 240. Of dq each makes, for 64
 // queries at a time, one half of the dims; for 128, one half of the rows. Two buffers of ds. A block of 64

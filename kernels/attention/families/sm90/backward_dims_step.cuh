@@ -1,6 +1,6 @@
 // What all kinds of consumer warpgroups that divide the dims do (backward_dims_consumer.cuh and
 // backward_pair_consumer.cuh for heads so large that dk and dv of 64 keys do not fit a warpgroup's registers,
-// and backward_blocks_consumer.cuh): both have the same 64 keys, and the products of backward_keys_step.cuh
+// and backward_blocks_consumer.cuh): both have the same 64 keys, and the products of backward_consumer.cuh
 // are divided like this.
 //
 // - Logits and dout v^T, keys by queries: a half of the block's queries each.

@@ -1,5 +1,5 @@
 // A consumer warpgroup of the backward kernel for head dims 192/128: 64 keys of each tile, as in
-// backward_keys_step.cuh, but a block's queries one half after the other: dk and dv take 160 registers, which
+// backward_consumer.cuh, but a block's queries one half after the other: dk and dv take 160 registers, which
 // leaves no room for logits and dout v^T of all.
 //
 // ds of both halves and of both warpgroups is multiplied by the keys at once. Of dq's 192 dims each warpgroup
@@ -64,7 +64,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       WaitForProducts<1>();
       Settle(dp);
       if (!visible) this->HideDp(logits, dp);
-      this->template MakeDs<>(logits, dp, ds, 0);
+      this->MakeDs(logits, dp, ds, 0);
       Settle(ds);
       BeginProducts();
       StartLogits(logits, rings_.q().stage, 1);
@@ -88,7 +88,7 @@ class BackwardHalvesConsumer : BackwardStep<T, Config> {
       WaitForProducts<1>();
       Settle(dp);
       if (!visible) this->HideDp(logits, dp);
-      this->template MakeDs<>(logits, dp, ds, 1);
+      this->MakeDs(logits, dp, ds, 1);
       Settle(ds);
       this->StoreDs(ds, this->OwnDs(0), kColumns);
       ptx::FenceShared();

@@ -172,33 +172,48 @@ class BackwardStep {
     return 1;
   }
 
+  // lse or delta of this thread's columns of the queries: of kCount * 8 from the kFrom * 8th on.
+  using OfColumns = float2[kColumns / 8];
+  template <int kFrom = 0, int kCount = kColumns / 8>
+  __device__ __forceinline__ void LoadColumns(const float* row, OfColumns& columns) const {
+#pragma unroll
+    for (int n = kFrom; n < kFrom + kCount; ++n)
+      columns[n] = *reinterpret_cast<const float2*>(row + Lane() % 4 * 2 + n * 8);
+  }
+  __device__ __forceinline__ const float* Lse(int half_block = 0) const {
+    return shared_.control->lse[rings_.dout().stage] + FirstQuery(half_block);
+  }
+  __device__ __forceinline__ const float* Delta(int half_block = 0) const {
+    return shared_.control->delta[rings_.dout().stage] + FirstQuery(half_block);
+  }
+
   // p = exp(scale logits - lse), in fp8 p_scale times as large
-  __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], int half_block = 0) const {
-    const float* const lse =
-        shared_.control->lse[rings_.dout().stage] + FirstQuery(half_block) + Lane() % 4 * 2;
+  __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], const OfColumns& lse) const {
     const float scale_log2 = ScaleLog2();
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      const float2 offset = *reinterpret_cast<const float2*>(lse + n * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float* const at = &logits[n * 4 + half * 2];
-        at[0] = ptx::Exp2(fmaf(at[0], scale_log2, -offset.x));
-        at[1] = ptx::Exp2(fmaf(at[1], scale_log2, -offset.y));
+        at[0] = ptx::Exp2(fmaf(at[0], scale_log2, -lse[n].x));
+        at[1] = ptx::Exp2(fmaf(at[1], scale_log2, -lse[n].y));
       }
     }
+  }
+  __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], int half_block = 0) const {
+    OfColumns lse;
+    LoadColumns(Lse(half_block), lse);
+    Probabilities(logits, lse);
   }
 
   // ds = p (dp - delta), as an operand, of kCount * 8 queries from the kFrom * 8th on.
   template <int kFrom = 0, int kCount = kColumns / 8>
   __device__ __forceinline__ void MakeDs(const float (&p)[kColumns / 2], const float (&dp)[kColumns / 2],
-                                         std::uint32_t (&ds)[kColumns / 4], int half_block = 0) const {
+                                         const OfColumns& delta, std::uint32_t (&ds)[kColumns / 4]) const {
     [[maybe_unused]] float most = 0;
-    const float* const delta =
-        shared_.control->delta[rings_.dout().stage] + FirstQuery(half_block) + Lane() % 4 * 2;
 #pragma unroll
     for (int n = kFrom; n < kFrom + kCount; ++n) {
-      const float2 less = *reinterpret_cast<const float2*>(delta + n * 8);
+      const float2 less = delta[n];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int at = n * 4 + half * 2;
@@ -218,6 +233,13 @@ class BackwardStep {
     }
     // To shared memory at once: from step to step there is no register for it.
     if constexpr (Config::kFindsDs) ptx::RaiseShared(ptx::SharedAddress(&shared_.control->amax_ds), most);
+  }
+
+  __device__ __forceinline__ void MakeDs(const float (&p)[kColumns / 2], const float (&dp)[kColumns / 2],
+                                         std::uint32_t (&ds)[kColumns / 4], int half_block = 0) const {
+    OfColumns delta;
+    LoadColumns(Delta(half_block), delta);
+    MakeDs<>(p, dp, delta, ds);
   }
 
   // ds of this warpgroup's keys, where both have 64.
