@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A compiler launcher (CMAKE_CXX_COMPILER_LAUNCHER) that takes the object of another build where that has compiled the same source with the
-same command, but for warnings as errors and optimisation. It compiles everything else.
+same command, but for warnings as errors and optimisation. It compiles everything else. The other build must be up to date: headers are not
+compared.
 
     reuse_objects.py BUILD FOLDER COMPILER ARGUMENT ...    # FOLDER: what corresponds to BUILD in this build
 """

@@ -69,13 +69,15 @@ class BlockAttention {
   // Returns the rows of the queries that hold a token; NULL when nothing asks for them.
   const TokenRows* rows() const { return rows_.get(); }
 
-  // Everything runs on the main stream, but for Backward. `keys` has at most use.rows_kv rows.
+  // Everything runs on the main stream, Backward on `stream`: that one, or `args.beside`. `keys` has at most
+  // use.rows_kv rows.
   std::unique_ptr<BlockPlan> Plan(const Layout& keys, const std::vector<Band>& bands);
   // Accumulator and workspace are this object's: the caller leaves them NULL. `softmax_offset` is read in the
   // last call alone.
   void Forward(ForwardArgs args);
   // dk and dv go to the caller's accumulators unless `args.key` is first and last; the accumulator of dq is
-  // this object's. The block has use.gradient_rows rows. Another stream than the main one is `args.beside`.
+  // this object's. The block has use.gradient_rows rows. `args.beside`: only with
+  // Capabilities::overlapping_keys.
   void Backward(BackwardArgs args, cppool_stream stream);
   // Follows Backward of the same block.
   void BackwardBias(BackwardArgs args, const BiasGradient& gradient);

@@ -25,8 +25,8 @@ namespace {
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
 // Four tiles of keys for each multiprocessor of an H200. Heads of smaller calls go in step, so that what they
-// touch stays in the L2 cache, and a second call beside them is out of step: with 32/4 heads and 8192 keys the
-// backward pass took 6.52 ms beside 5.96 (tests/measure/README.md).
+// touch stays in the L2 cache, and a second call beside them is out of step: with 32/4 heads and 8192 keys
+// the backward pass took 6.52 ms beside 5.96 (tests/measure/README.md).
 constexpr std::size_t kOverlappingKeys = std::size_t{4} * 132 * 128;
 
 // What a kernel leaves to those that move keys beside it: thread blocks here stay to the end of the launch,

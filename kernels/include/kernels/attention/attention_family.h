@@ -51,8 +51,8 @@ struct Capabilities {
   // divided among calls. Without it a call writes all rows of the block.
   bool splits_keys = false;
   // And two calls of a pass may run at once, on two streams (BackwardArgs::beside), each with dk and dv of
-  // its own: with blocks of at least so many keys, counted for each key/value head; 0: never. Schedules ask for
-  // it without a bias tensor, and where sums need no fixed order.
+  // its own: from so many keys of a block on, counted for each key/value head; 0: never. Never with a bias
+  // tensor, or where sums need a fixed order.
   std::size_t overlapping_keys = 0;
   // Backward adds dbias too. Without it BackwardBias does, in a call of its own.
   bool bias_with_gradients = false;

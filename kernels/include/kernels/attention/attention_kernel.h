@@ -181,8 +181,8 @@ struct BackwardArgs {
   bool beside_transfers = false;  // as in ForwardArgs
   void* workspace = nullptr;      // as in ForwardArgs; NULL with `beside`
   // A second stream of the pass, told to every call; only with Capabilities::overlapping_keys. The first and
-  // the last call of dq are not on it: what is on it waits until the first one has set dq to 0, and the last
-  // one's result has all that others have added. NULL: all calls are on one stream.
+  // the last call of dq are not on it: calls on it wait until the first one has set dq to 0, and the last one
+  // waits for all others before it rounds dq. NULL: all calls are on one stream.
   cppool_stream beside = nullptr;
 };
 
