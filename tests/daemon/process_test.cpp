@@ -65,6 +65,7 @@ TEST_CASE("how a process ends is known before it is reaped") {
       if (with == 0) _exit(5);
       std::signal(with, SIG_DFL);
       kill(getpid(), with);
+      _exit(1);
     }
     siginfo_t ended;
     REQUIRE(waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) == 0);

@@ -165,6 +165,8 @@ def test_the_stacks_of_a_hang(pool, tmp_path, kind):
         lines = ["\n".join(rank.extra.get("stack", ())) for rank in result.ranks]
         if "meet" in lines[0] and "<lambda>" in lines[1]:
             break
+    else:
+        pytest.fail(result.describe())
     assert result.failure.kind == "timeout" and all("ranks_cases.py" in each for each in lines), result.describe()
 
 
