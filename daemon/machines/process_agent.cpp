@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/log.h"
 #include "daemon/process_frames.h"
 #include "daemon/start_error.h"
 
@@ -113,8 +114,9 @@ void ProcessAgent::Start(const Json& job, Json& answer) {
 
 void ProcessAgent::Fork(const Json& job, Json& answer) {
   if (!server_) throw StartError("there is no fork server");
-  if (world_)
-    server_->KillAll(world_->ranks, Clock::now() + kEndLimit);  // the head knows how they have ended
+  // The head knows how they have ended.
+  if (world_ && !server_->KillAll(world_->ranks, Clock::now() + kEndLimit))
+    Log(LogLevel::kError, "a rank has not ended after SIGKILL: what it holds is lost");
   ForkServer::Seats seats{.size = place_.world_size,
                           .first = place_.first,
                           .ranks = place_.ranks,
@@ -219,8 +221,10 @@ bool ProcessAgent::Take(const Json& frame) {
 
 void ProcessAgent::Close() {
   std::shared_ptr<ForkServer> server;
+  std::shared_ptr<World> world;  // of this server
   const std::lock_guard lock(mutex_);
   server.swap(server_);
+  world.swap(world_);
 }
 
 }  // namespace cppool::daemon

@@ -69,10 +69,19 @@ def _show(line: str) -> None:
 @contextlib.contextmanager
 def as_rank_0(size: Optional[int]) -> Iterator[None]:
     """Of how many ranks the items are, for conftest files and modules that choose tests by it, as under `torchrun -m pytest`. None: no change."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", size)) if size is not None else ():
-            patch.setenv(name, str(value))
+    values = {} if size is None else {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
         yield
+    finally:
+        for name, value in before.items():
+            if os.environ.get(name) != values[name]:
+                continue  # what the suite has set itself stays
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def nothing() -> None:

@@ -133,6 +133,22 @@ def test_a_suite_that_chooses_by_the_world_size(tmp_path):
     assert {name: outcome(case) for name, case in cases.items()} == {"test_one": "passed"}, output
 
 
+SETS_VARIABLES = """
+import os
+os.environ["LOCAL_WORLD_SIZE"] = "7"
+
+def pytest_sessionfinish(session):
+    if session.config.pluginmanager.hasplugin("cppool"):  # which ranks do not have
+        print("then", os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE"))
+"""
+
+
+def test_a_suite_that_chooses_keeps_what_it_has_set(tmp_path):
+    (tmp_path / "conftest.py").write_text(SETS_VARIABLES)
+    cases, output = run(tmp_path, "--cppool-ranks", "2", text="def test_passes(): pass\n")
+    assert {name: outcome(case) for name, case in cases.items()} == {"test_passes": "passed"} and "then 7 None" in output, output
+
+
 def test_whole_suite_on_agents(tmp_path, monkeypatch):
     """--cppool-launch is for Python ranks, too."""
     monkeypatch.setenv("CPPOOL_HEAD_ADDRESS", "127.0.0.1")

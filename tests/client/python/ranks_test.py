@@ -343,6 +343,17 @@ def test_the_socket_has_a_higher_descriptor_than_what_a_case_opens(world):
         assert highest > report["value"] and os.readlink(f"/proc/{rank.pid}/fd/{highest}").startswith("socket:")
 
 
+def test_the_high_descriptor_is_taken(tmp_path):
+    (tmp_path / "takes.py").write_text("import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+                                       "os.dup2(os.open('/dev/null', os.O_RDONLY), 1023)\n")
+    server = Server(preload="takes", environment={"PYTHONPATH": str(tmp_path)})
+    assert server.ready["preloaded"] == ["takes"]
+    world = World(server, 2)
+    assert run(world, "passes").status == "passed"
+    world.kill()
+    assert server.end() == 0
+
+
 def test_a_file_of_a_cycle_is_closed(world):
     assert not run(world, "leave_cycle").left
 
@@ -868,6 +879,14 @@ def test_preload_that_cannot_be_imported(tmp_path, text, error):
     server = Server(preload="broken", environment={"PYTHONPATH": str(tmp_path)})
     assert server.ready["module"] == "broken" and error in server.ready["error"] and sys.executable in server.ready["error"]
     assert server.process.wait(timeout=LIMIT) == 2
+
+
+def test_no_nccl_is_loaded_for_its_version():
+    """Where none is, torch tells the one that is part of it."""
+    text = ("from types import SimpleNamespace as Fake\nfrom _ranks import group\n"
+            "torch = Fake(distributed=Fake(is_nccl_available=lambda: True), cuda=Fake(nccl=Fake(version=lambda: (2, 1, 2))))\nprint(group.nccl_version(torch))")
+    folder = os.path.dirname(ranks_parent.FOLDER)
+    assert subprocess.run([sys.executable, "-c", text], cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout == "(2, 1, 2)\n"
 
 
 def test_backend_without_torch(server):

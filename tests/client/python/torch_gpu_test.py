@@ -139,7 +139,7 @@ def test_more_ranks_than_gpus():
     """NCCL 2.30 and later let two share one."""
     import torch  # not before the tests are chosen, which takes seconds; it loads NCCL
     version = ctypes.c_int()
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(version))
     with cppool.Pool(GPUS + 1, python=True, preload=["torch"], backend="cuda", start_limit=120.0) as pool:
         if version.value >= 23000:
             assert [device["ordinal"] for device in pool.hello()["devices"]] == [*range(GPUS), 0]

@@ -147,8 +147,9 @@ def test_settings_of_the_allocator_replace_the_ranks(world, tmp_path):
     """With a rank that believes that it has a GPU, where they matter."""
     (tmp_path / "of_gpu.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n"
                                         "def sets(world): torch.cuda.memory._set_allocator_settings('max_split_size_mb:100')\n"
+                                        "def imports(world):\n    import wave\n    sets(world)\n"
                                         "def passes(world): pass\n")
-    for function, left in (("passes", {}), ("sets", {"torch allocator": ["settings"]}), ("passes", {})):
+    for function, left in (("passes", {}), *(each for name in ("sets", "imports") for each in ((name, {"torch allocator": ["settings"]}), ("passes", {})))):
         assert world.load(function=f"{tmp_path}/of_gpu.py:{function}").status == "passed"
         assert world.run(kwargs={}).left == left
     world.kill()

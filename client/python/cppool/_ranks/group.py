@@ -18,9 +18,9 @@ def nccl_version(torch):
         return 0, 0
     try:
         version = ctypes.c_int()
-        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+        ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(version))
         return version.value // 10000, version.value // 100 % 100, version.value % 100
-    except (OSError, AttributeError):  # it is part of torch's own libraries
+    except (OSError, AttributeError):  # none is loaded by this name: it is part of torch's own libraries
         return tuple(torch.cuda.nccl.version())
 
 

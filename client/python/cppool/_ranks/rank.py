@@ -106,9 +106,11 @@ class Rank:
         connection, page, self.output, self.stacks_end = descriptors[:4]
         self.listener = descriptors[4] if len(descriptors) > 4 else None
         # A process that ends closes its highest descriptor first: the daemon then need not wait for what the driver of a GPU closes.
-        highest = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1024) - 1)
-        os.close(connection)
-        self.channel, self.page = Channel(socket.socket(fileno=highest)), Page(page)
+        with contextlib.suppress(OSError):  # it is taken
+            highest = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1024) - 1)
+            os.close(connection)
+            connection = highest
+        self.channel, self.page = Channel(socket.socket(fileno=connection)), Page(page)
         self.deferred, self.user_threads = deferred, user_threads
         self.record, self.since = record, since
         with contextlib.suppress(OSError):

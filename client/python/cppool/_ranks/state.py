@@ -290,7 +290,7 @@ def _torch_groups(torch):
         if hasattr(torch.cuda, "get_per_process_memory_fraction"):
             yield Values("torch cuda memory", *_settings(fraction=(torch.cuda.get_per_process_memory_fraction, torch.cuda.set_per_process_memory_fraction)))
         # What was set last, in versions of torch that tell. No text puts back what it has changed.
-        yield Values("torch allocator", lambda: {"settings": torch._C._accelerator_getAllocatorSettings()}, imports=True)
+        yield Values("torch allocator", lambda: {"settings": torch._C._accelerator_getAllocatorSettings()})
     yield Values("torch open modes", lambda: {
         "inference mode": torch.is_inference_mode_enabled(), "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(), "profiler": torch.autograd._profiler_enabled()})
