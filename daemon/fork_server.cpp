@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -130,14 +129,6 @@ bool SendAll(int fd, std::string_view text, const std::vector<int>& descriptors,
 
 // faulthandler of a rank writes the stacks of all threads. It interrupts system calls.
 const int kStacksSignal = SIGRTMAX - 3;
-
-// As stat(5) of /proc has it; 'X': there is no such process.
-char StateOf(pid_t pid) {
-  std::string text;
-  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
-  const std::size_t after = text.rfind(") ");
-  return after == std::string::npos ? 'X' : text[after + 2];
-}
 
 // kStopped; empty: nothing worth saying.
 std::string DescribeState(pid_t pid) {

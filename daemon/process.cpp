@@ -62,6 +62,11 @@ std::string StatOf(const std::string& pid) {
 
 std::string StartTime(const std::string& pid) { return FieldOf(StatOf(pid), 22); }
 
+char StateOf(pid_t pid) {
+  const std::string state = FieldOf(StatOf(std::to_string(pid)), 3);
+  return state.empty() ? 'X' : state[0];
+}
+
 std::optional<int> StatusOfEnding(pid_t pid, pid_t parent) {
   constexpr unsigned long kExiting = 4;  // PF_EXITING of the kernel
   const std::string stat = StatOf(std::to_string(pid));

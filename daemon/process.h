@@ -19,6 +19,9 @@ pid_t ParentToWatch();
 // Empty: there is no such process.
 std::string StartTime(const std::string& pid);
 
+// 'R', 'S' and so on, as proc_pid_stat(5) has it; 'X': there is no such process.
+char StateOf(pid_t pid);
+
 // How a process ends, as wait() tells it, while the kernel still closes what it had open, or until it is
 // reaped. Nothing: it does not end, the kernel does not say, or it is no child of `parent`, since its number
 // has been used again.

@@ -368,7 +368,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
     if (step.attends && i > 0 && beside_) stream = stream == rt_->stream ? beside_->get() : rt_->stream;
-    if (step.attends) Check(rt_, rt_->mark(rt_, stream, StageName("backward", StepName(step)).c_str()));
+    if (step.attends) Mark("backward", StepName(step), stream);
     FetchAhead("backward", i, own);
     if (i == 0) {
       add_own(later_ ? *later_ : *step.plan, true, use_.last_attended == 0);
@@ -381,7 +381,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
       sent[slot] = &step.returned;
       if (spec_.keys.padded()) {
         for (const Buffer* part : {&buffers_.dk_part[slot], &buffers_.dv_part[slot]})
-          Check(rt_, rt_->fill(rt_, part->get(), 0, part->bytes(), stream));
+          Zero(part->get(), part->bytes(), stream);
       }
       args.beside_transfers = groups_.ring_by_kernels && use_.MovesUnderBackward(i);
       AddGradients(t, args,
@@ -393,7 +393,7 @@ void HeadRingSchedule::Backward(const AttentionTensors& t) {
                     buffers_.dv_part[slot].get<float>(),
                     stream});
       slot_read_[SlotOf(i)].Record(stream);
-      if (stream != rt_->stream) Check(rt_, rt_->mark(rt_, stream, nullptr));
+      if (stream != rt_->stream) EndMarks(stream);
     }
     ReturnGradients(i, stream);
   }

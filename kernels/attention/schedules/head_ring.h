@@ -63,11 +63,17 @@ class HeadRingSchedule : public Schedule {
   int After(const Step&) const;
   std::string StageName(const char* pass, const std::string& what) const;  // "forward/p2p step 2 of 4"
   std::string StepName(const Step&) const;
-  void Mark(const char* pass, const std::string& what) {
-    Check(rt_, rt_->mark(rt_, rt_->stream, StageName(pass, what).c_str()));
+  // These are on the main stream where no other one is named.
+  void Mark(const char* pass, const std::string& what) { Mark(pass, what, rt_->stream); }
+  void Mark(const char* pass, const std::string& what, cppool_stream stream) {
+    Check(rt_, rt_->mark(rt_, stream, StageName(pass, what).c_str()));
   }
-  void EndMarks() { Check(rt_, rt_->mark(rt_, rt_->stream, nullptr)); }
-  void Zero(void* data, std::size_t bytes) { Check(rt_, rt_->fill(rt_, data, 0, bytes, rt_->stream)); }
+  void EndMarks() { EndMarks(rt_->stream); }
+  void EndMarks(cppool_stream stream) { Check(rt_, rt_->mark(rt_, stream, nullptr)); }
+  void Zero(void* data, std::size_t bytes) { Zero(data, bytes, rt_->stream); }
+  void Zero(void* data, std::size_t bytes, cppool_stream stream) {
+    Check(rt_, rt_->fill(rt_, data, 0, bytes, stream));
+  }
   std::size_t SlotOf(std::size_t index) const { return (index - 1) % use_.slots; }
 
   // Orders everything on one stream after what the other has so far.
