@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/schedules/fp8_schedule.h"
+#include "kernels/attention/fp8_table.h"
+#include "kernels/attention/schedule.h"
 #include "kernels/error.h"
 #include "kernels/numerics/fp8.h"
 
@@ -89,12 +90,6 @@ TensorInfo Part(const AttentionSpec& spec, int world_size, const Kind& of, Store
   return info;
 }
 
-// Calls function(tensor, axis) for each cast in blocks.
-template <typename Function>
-void ForEachCastInBlocks(const AttentionSpec& spec, Function&& function) {
-  for (const Fp8Operand& row : Fp8TableOf(*spec.fp8))
-    if (row.passes & PassesOf(*spec.fp8, spec.training)) function(row.tensor, *row.axis);
-}
 StoredPart PayloadPart(MxAxis axis) {
   return axis == MxAxis::kDim ? StoredPart::kRowPayload : StoredPart::kColumnPayload;
 }
@@ -102,16 +97,10 @@ StoredPart ExponentsPart(MxAxis axis) {
   return axis == MxAxis::kDim ? StoredPart::kRowExponents : StoredPart::kColumnExponents;
 }
 
-// Where the schedule has what is stored of a tensor by one scale.
-TensorRef PayloadOf(const StoredPayloads& stored, const Kind& kind) {
-  const std::pair<Kind, TensorRef> all[] = {
-      {InputTensor::kQ, stored.q},       {InputTensor::kK, stored.k},       {InputTensor::kV, stored.v},
-      {InputTensor::kDout, stored.dout}, {CheckedTensor::kOut, stored.out}, {CheckedTensor::kDq, stored.dq},
-      {CheckedTensor::kDk, stored.dk},   {CheckedTensor::kDv, stored.dv}};
-  for (const auto& [of, tensor] : all) {
-    if (of == kind) return tensor;
-  }
-  throw RuntimeError(CPPOOL_INTERNAL, "no payload of this tensor");
+Kind KindOf(Fp8Tensor tensor) {
+  constexpr Kind kKinds[] = {InputTensor::kQ,     InputTensor::kK,    InputTensor::kV,    InputTensor::kDout,
+                             CheckedTensor::kOut, CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv};
+  return kKinds[static_cast<std::size_t>(tensor)];
 }
 
 class Saver {
@@ -171,50 +160,40 @@ class Saver {
 std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size) {
   std::vector<TensorInfo> stored;
   if (!spec.fp8) return stored;
-  if (InBlocks(*spec.fp8)) {
-    ForEachCastInBlocks(spec, [&](InputTensor tensor, MxAxis axis) {
-      for (const StoredPart part : {PayloadPart(axis), ExponentsPart(axis)})
-        stored.push_back(Part(spec, world_size, tensor, part, Dtype::kE4M3));
-    });
-    return stored;
-  }
-  const Fp8Use use(spec, 1, 0);
-  const auto add = [&](bool wanted, const Kind& of, Dtype dtype) {
-    if (!wanted) return;
-    stored.push_back(Part(spec, world_size, of, StoredPart::kPayload, dtype));
-    stored.push_back(Part(spec, world_size, of, StoredPart::kScaleInverse, Dtype::kFp32));
+  const auto add = [&](Fp8Tensor tensor, StoredPart part, Dtype dtype) {
+    stored.push_back(Part(spec, world_size, KindOf(tensor), part, dtype));
   };
-  for (const Fp8Operand& row : Fp8TableOf(*spec.fp8))
-    add(row.passes & PassesOf(*spec.fp8, spec.training), row.tensor, row.format);
-  add(use.casts_out(), CheckedTensor::kOut, Dtype::kE4M3);
-  for (const CheckedTensor tensor : {CheckedTensor::kDq, CheckedTensor::kDk, CheckedTensor::kDv})
-    add(use.casts_gradients(), tensor, Dtype::kE5M2);
-  if (use.keeps_16_bit_out())
-    stored.push_back(Part(spec, world_size, CheckedTensor::kOut, StoredPart::kF16, spec.dtypes.out));
+  const Fp8Table table = Fp8TableOf(*spec.fp8, spec.training);
+  for (const Fp8Row& row : table) {
+    if (row.cast == Fp8Cast::kWhereRead) {
+      add(row.tensor, PayloadPart(*row.axis), row.format);
+      add(row.tensor, ExponentsPart(*row.axis), row.format);
+    } else if (row.stored()) {
+      add(row.tensor, StoredPart::kPayload, row.format);
+      add(row.tensor, StoredPart::kScaleInverse, Dtype::kFp32);
+    }
+  }
+  if (KeepsOut16(table, spec.training)) add(Fp8Tensor::kOut, StoredPart::kF16, spec.dtypes.out);
   return stored;
 }
 
 void SaveStored(cppool_runtime* runtime, TensorOps& ops, const AttentionSpec& spec, const TensorSet& local,
                 const Fp8Step& step, TensorSink& sink) {
   const Saver saver(runtime, spec, sink);
-  if (InBlocks(*spec.fp8)) {
-    ForEachCastInBlocks(
-        spec, [&](InputTensor tensor, MxAxis axis) { saver.SaveInBlocks(ops, local, tensor, axis); });
-    return;
-  }
-  for (const TensorInfo& info : StoredTensors(spec, runtime->world_size)) {
-    const auto& [of, part] = std::get<StoredTensor>(info.kind);
-    if (part == StoredPart::kF16) {
-      saver.Save(info, step.stored.out_16.data);
-      continue;
-    }
-    const TensorRef payload = PayloadOf(step.stored, of);
-    if (part == StoredPart::kScaleInverse) {
-      saver.SaveScale(info, payload.scale);
-    } else {
-      saver.Save(info, payload.data);
+  const auto part = [&](Fp8Tensor tensor, StoredPart part, Dtype dtype) {
+    return Part(spec, runtime->world_size, KindOf(tensor), part, dtype);
+  };
+  for (const Fp8Row& row : Fp8TableOf(*spec.fp8, spec.training)) {
+    if (row.cast == Fp8Cast::kWhereRead) {
+      saver.SaveInBlocks(ops, local, std::get<InputTensor>(KindOf(row.tensor)), *row.axis);
+    } else if (row.stored()) {
+      const TensorRef& payload = step.stored[static_cast<std::size_t>(row.tensor)];
+      saver.Save(part(row.tensor, StoredPart::kPayload, row.format), payload.data);
+      saver.SaveScale(part(row.tensor, StoredPart::kScaleInverse, Dtype::kFp32), payload.scale);
     }
   }
+  if (step.out_16.data)
+    saver.Save(part(Fp8Tensor::kOut, StoredPart::kF16, spec.dtypes.out), step.out_16.data);
 }
 
 }  // namespace cppool::kernels

@@ -7,36 +7,29 @@
 
 namespace cppool::kernels {
 
-TensorDtypes MovedDtypes(const AttentionSpec& spec) {
-  TensorDtypes dtypes = spec.dtypes;
-  if (!spec.fp8) return dtypes;
-  for (const Fp8Operand& row : Fp8TableOf(*spec.fp8)) {
-    if (row.axis || !(row.passes & PassesOf(*spec.fp8, true))) continue;
-    (row.operand == Operand::kQ   ? dtypes.q
-     : row.operand == Operand::kK ? dtypes.k
-     : row.operand == Operand::kV ? dtypes.v
-                                  : dtypes.dout) = row.format;
-  }
-  return dtypes;
+Fp8Form Fp8OperandUse::FormOf(const Fp8Row& row, Fp8Reader pass) const {
+  if (row.axis || pass == kBackwardPass16) return Fp8Form::kValues;
+  return pass == kBackwardPass ? backward : row.tensor == Fp8Tensor::kV ? forward_v : forward_qk;
 }
 
-bool Fp8OperandUse::reads_values() const {
-  return InBlocks(*request.fp8) || forward_qk == Fp8Form::kValues ||
-         (request.training && (!request.fp8->bwd || backward == Fp8Form::kValues));
+bool Fp8OperandUse::reads_values(const Fp8Row& row) const {
+  for (const Fp8Reader pass : {kForwardPass, kBackwardPass, kBackwardPass16})
+    if (row.readers & pass && FormOf(row, pass) == Fp8Form::kValues) return true;
+  return false;
 }
 
 void Fp8OperandBuffers::List(const Fp8OperandUse& use, MemoryList& list) {
-  for (const Fp8Operand& row : Fp8TableOf(*use.request.fp8)) {
-    if (!(row.passes & PassesOf(*use.request.fp8, use.request.training))) continue;
+  for (const Fp8Row& row : use.table()) {
+    if (!row.operand) continue;
     const std::int64_t rows = row.of_queries() ? use.queries.rows : use.rows_kv;
     const int heads = use.heads(row), dim = use.dim(row);
     const auto elements = static_cast<std::size_t>(rows * heads * dim);
-    Each& to = each[static_cast<std::size_t>(row.operand)];
-    if (use.reads_values()) list.Add(row.name, elements * SizeOf(Dtype::kBf16), to.values);
+    Each& to = each[static_cast<std::size_t>(*row.operand)];
+    if (use.reads_values(row)) list.Add("values of an operand", elements * SizeOf(Dtype::kBf16), to.values);
     if (row.operand == Operand::kV && use.transposes())
       list.Add("transposed v", static_cast<std::size_t>(use.key_slots * heads * dim), to.payload);
     if (!row.axis) continue;
-    list.Add("payload in blocks", elements * SizeOf(Dtype::kE4M3), to.payload);
+    list.Add("payload in blocks", elements * SizeOf(row.format), to.payload);
     // A block along the tokens has one token at least.
     list.Add("exponents of blocks",
              static_cast<std::size_t>(std::max(MxExponents(MxAxis::kDim, rows, 0, heads, dim),
@@ -57,6 +50,7 @@ Fp8Operands::Fp8Operands(cppool_runtime* runtime, TensorOps& ops, Fp8OperandUse 
     : rt_(runtime),
       ops_(ops),
       use_(std::move(use)),
+      table_(use_.table()),
       queries_(TokensOf(use_.queries, use_.query_chunks)),
       buffers_(buffers) {}
 
@@ -82,26 +76,38 @@ void Fp8Operands::Record(QuantizedOperand quantized) {
   quantized_.push_back(std::move(quantized));
 }
 
-void Fp8Operands::MakeOperand(const Fp8Operand& row, Fp8Pass pass, const TensorRef& from,
+namespace {
+
+InputTensor InputOf(Fp8Tensor tensor) {
+  return tensor == Fp8Tensor::kQ   ? InputTensor::kQ
+         : tensor == Fp8Tensor::kK ? InputTensor::kK
+         : tensor == Fp8Tensor::kV ? InputTensor::kV
+                                   : InputTensor::kDout;
+}
+
+}  // namespace
+
+void Fp8Operands::MakeOperand(const Fp8Row& row, Fp8Reader pass, const TensorRef& from,
                               const Tokens& tokens) {
   const int heads = use_.heads(row), dim = use_.dim(row);
-  const Fp8OperandBuffers::Each& to = of(row.operand);
+  const Fp8OperandBuffers::Each& to = of(*row.operand);
   const TensorOut values{to.values.get(), Dtype::kBf16};
   const KernelShape& shape = use_.request.shape;
-  QuantizedOperand made{
-      row.operand, row.tensor, row.axis,      from,
-      nullptr,     {},         tokens.layout, row.of_queries() ? shape.head0 : shape.kv_head0,
-      heads,       dim};
+  QuantizedOperand made{*row.operand,  InputOf(row.tensor),
+                        row.axis,      from,
+                        nullptr,       {},
+                        tokens.layout, row.of_queries() ? shape.head0 : shape.kv_head0,
+                        heads,         dim};
   if (row.axis) {
     const MxTensor quantized{to.payload.get<std::uint8_t>(), to.exponents.get<std::uint8_t>()};
     ops_.fp8().CastBlocks(*tokens.blocks, *row.axis, heads, dim, from, quantized, rt_->stream);
     ops_.fp8().DequantizeBlocks(*tokens.blocks, *row.axis, heads, dim, quantized, values, rt_->stream);
-    made.payload = {quantized.payload, Dtype::kE4M3};
+    made.payload = {quantized.payload, row.format};
     made.exponents = quantized.exponents;
     made.values = values;
-  } else if (FormOf(row, pass) == Fp8Form::kTransposed) {
+  } else if (use_.FormOf(row, pass) == Fp8Form::kTransposed) {
     ops_.fp8().Transpose(*tokens.slots, heads, dim, from, to.payload.get<std::uint8_t>(), rt_->stream);
-  } else if (FormOf(row, pass) == Fp8Form::kValues) {
+  } else if (use_.FormOf(row, pass) == Fp8Form::kValues) {
     const float* const scale = pass == kBackwardPass16 ? from.scale : nullptr;
     ops_.fp8().Dequantize(*tokens.rows, std::int64_t{heads} * dim, {from.data, from.dtype, scale}, values,
                           rt_->stream);
@@ -110,36 +116,25 @@ void Fp8Operands::MakeOperand(const Fp8Operand& row, Fp8Pass pass, const TensorR
   Record(std::move(made));
 }
 
-namespace {
-
-// The operand whose argument a schedule has put the tensor into.
-Operand WholeOf(InputTensor tensor) {
-  return tensor == InputTensor::kQ   ? Operand::kQ
-         : tensor == InputTensor::kK ? Operand::kK
-         : tensor == InputTensor::kV ? Operand::kV
-                                     : Operand::kDout;
-}
-
-}  // namespace
-
 template <typename ArgOf>
-void Fp8Operands::Make(Fp8Pass pass, bool of_queries, const Tokens& keys, ArgOf&& arg_of) {
+void Fp8Operands::Make(Fp8Reader pass, bool of_queries, const Tokens& keys, ArgOf&& arg_of) {
   // The arguments are those of tensors until all is made.
-  for (const Fp8Operand& row : Fp8TableOf(*use_.request.fp8)) {
-    if (!(row.passes & pass) || (row.of_queries() && !of_queries)) continue;
-    MakeOperand(row, pass, arg_of(WholeOf(row.tensor)), row.of_queries() ? queries_ : keys);
+  for (const Fp8Row& row : table_) {
+    if (!row.operand || !(row.readers & pass) || (row.of_queries() && !of_queries)) continue;
+    // A schedule has put the tensor into the argument of its first operand.
+    MakeOperand(row, pass, arg_of(*table_.Find(row.tensor)->operand), row.of_queries() ? queries_ : keys);
   }
 }
 
 template <typename ArgOf>
-void Fp8Operands::Point(Fp8Pass pass, ArgOf&& arg_of) const {
-  for (const Fp8Operand& row : Fp8TableOf(*use_.request.fp8)) {
-    if (!(row.passes & pass)) continue;
-    TensorRef& at = arg_of(row.operand);
-    const Fp8Form form = FormOf(row, pass);
-    if (form == Fp8Form::kTransposed) at.data = of(row.operand).payload.get();
+void Fp8Operands::Point(Fp8Reader pass, ArgOf&& arg_of) const {
+  for (const Fp8Row& row : table_) {
+    if (!row.operand || !(row.readers & pass)) continue;
+    TensorRef& at = arg_of(*row.operand);
+    const Fp8Form form = use_.FormOf(row, pass);
+    if (form == Fp8Form::kTransposed) at.data = of(*row.operand).payload.get();
     if (form != Fp8Form::kValues) continue;
-    at = {of(row.operand).values.get(), Dtype::kBf16,
+    at = {of(*row.operand).values.get(), Dtype::kBf16,
           row.axis || pass == kBackwardPass16 ? nullptr : at.scale};
   }
 }
@@ -149,7 +144,7 @@ void Fp8Operands::Prepare(ForwardArgs& args) {
     return operand == Operand::kQ ? args.q : operand == Operand::kK ? args.k : args.v;
   };
   Make(kForwardPass, args.first, keys_.at(args.plan), arg_of);
-  args.p_scale = PScale(*use_.request.fp8);
+  args.p_scale = table_.Find(Fp8Tensor::kP)->constant;
   Point(kForwardPass, arg_of);
 }
 
@@ -185,12 +180,12 @@ void Fp8Operands::Prepare(BackwardArgs& args) {
 }
 
 void Fp8Operands::Use(BackwardArgs& args) const {
-  const Fp8Recipe& recipe = *use_.request.fp8;
-  if (recipe.bwd) {
-    args.casts.p_scale = PScale(recipe);
-    args.casts.ds_blocks = InBlocks(recipe);
+  if (const Fp8Row* const ds = table_.Find(Fp8Tensor::kDs)) {
+    args.casts.p_scale = table_.Find(Fp8Tensor::kP)->constant;
+    args.casts.ds_blocks = ds->axis.has_value();
   }
-  Point(BackwardPassOf(recipe), [&](Operand operand) -> TensorRef& { return ArgOf(args, operand); });
+  Point(BackwardPassOf(*use_.request.fp8),
+        [&](Operand operand) -> TensorRef& { return ArgOf(args, operand); });
 }
 
 }  // namespace cppool::kernels

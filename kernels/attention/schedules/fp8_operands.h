@@ -12,15 +12,13 @@
 #include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/fp8_ops.h"
-#include "kernels/attention/schedules/fp8_table.h"
+#include "kernels/attention/fp8_table.h"
+#include "kernels/attention/schedule.h"
 #include "kernels/attention/tensor_ops.h"
 #include "kernels/memory_list.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
-
-// The dtypes in which a schedule of the case moves q, k, v and dout; the others have those of spec.dtypes.
-TensorDtypes MovedDtypes(const AttentionSpec& spec);
 
 // How a rank's calls use them.
 struct Fp8OperandUse {
@@ -31,12 +29,15 @@ struct Fp8OperandUse {
   std::int64_t key_slots = 0;                          // of a transposed payload of any block
   Fp8Form forward_qk = Fp8Form::kValues, forward_v = Fp8Form::kValues, backward = Fp8Form::kValues;
 
-  int heads(const Fp8Operand& row) const {
+  Fp8Table table() const { return Fp8TableOf(*request.fp8, request.training); }
+  int heads(const Fp8Row& row) const {
     return row.of_queries() ? request.shape.heads : request.shape.kv_heads;
   }
-  int dim(const Fp8Operand& row) const { return row.of_v() ? request.shape.dim_v : request.shape.dim_qk; }
-  // Whether kernels read values in bf16: else payloads alone.
-  bool reads_values() const;
+  int dim(const Fp8Row& row) const { return row.of_v() ? request.shape.dim_v : request.shape.dim_qk; }
+  // In what form kernels of the pass read it. A backward pass in 16 bits, and what is in blocks, are read as
+  // values.
+  Fp8Form FormOf(const Fp8Row& row, Fp8Reader pass) const;
+  bool reads_values(const Fp8Row& row) const;
   bool transposes() const { return forward_v == Fp8Form::kTransposed; }
   // The tables of these tokens' rows and blocks, on a runtime that has them in device memory.
   std::size_t TableBytes(const Layout& tokens, const std::vector<std::int64_t>& chunks) const;
@@ -44,7 +45,7 @@ struct Fp8OperandUse {
 
 struct Fp8OperandBuffers {
   struct Each {
-    Buffer values;              // bf16 [rows, heads, dim]; with reads_values
+    Buffer values;              // bf16 [rows, heads, dim]
     Buffer payload, exponents;  // with casts in blocks; the payload of v also where it is transposed
   };
   std::array<Each, kOperands> each;
@@ -76,28 +77,22 @@ class Fp8Operands {
     std::unique_ptr<TokenRows> rows, blocks, slots;
   };
   Tokens TokensOf(const Layout& layout, const std::vector<std::int64_t>& chunks);
-  // A backward pass in 16 bits, and what is in blocks, are read as values.
-  Fp8Form FormOf(const Fp8Operand& row, Fp8Pass pass) const {
-    if (row.axis || pass == kBackwardPass16) return Fp8Form::kValues;
-    return pass == kBackwardPass        ? use_.backward
-           : row.operand == Operand::kV ? use_.forward_v
-                                        : use_.forward_qk;
-  }
   const Fp8OperandBuffers::Each& of(Operand operand) const {
     return buffers_.each[static_cast<std::size_t>(operand)];
   }
   // Makes what kernels read of a tensor that the schedule has moved; nothing of what they read as it is.
-  void MakeOperand(const Fp8Operand& row, Fp8Pass pass, const TensorRef& from, const Tokens& tokens);
+  void MakeOperand(const Fp8Row& row, Fp8Reader pass, const TensorRef& from, const Tokens& tokens);
   // Makes those of a pass, and points its arguments, arg_of(operand), at them.
   template <typename ArgOf>
-  void Make(Fp8Pass pass, bool of_queries, const Tokens& keys, ArgOf&& arg_of);
+  void Make(Fp8Reader pass, bool of_queries, const Tokens& keys, ArgOf&& arg_of);
   template <typename ArgOf>
-  void Point(Fp8Pass pass, ArgOf&& arg_of) const;
+  void Point(Fp8Reader pass, ArgOf&& arg_of) const;
   void Record(QuantizedOperand quantized);
 
   cppool_runtime* rt_;
   TensorOps& ops_;
   Fp8OperandUse use_;
+  Fp8Table table_;
   Tokens queries_;
   std::map<const BlockPlan*, Tokens> keys_;
   const Fp8OperandBuffers& buffers_;

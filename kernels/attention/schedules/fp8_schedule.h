@@ -6,45 +6,28 @@
 // recipe has in fp8 are cast from there.
 #pragma once
 
-#include <cstdint>
+#include <array>
+#include <cstddef>
 #include <memory>
+#include <string>
 
+#include "kernels/attention/fp8_table.h"
 #include "kernels/attention/schedule.h"
-#include "kernels/attention/schedules/fp8_operands.h"
+#include "kernels/attention/tensor_ops.h"
 #include "kernels/memory_list.h"
 #include "kernels/runtime.h"
 
 namespace cppool::kernels {
 
-struct Fp8Use {
-  Fp8Use(const AttentionSpec& spec, int world_size, int rank);
-
-  Fp8Recipe recipe;
-  bool training;
-  Layout queries, keys;                       // of this rank's tokens
-  std::int64_t q_row, k_row, v_row, out_row;  // elements of a row
-
-  bool per_tensor() const { return !InBlocks(recipe); }
-  bool delayed() const { return recipe.scaling_mode == ScalingMode::kDelayed; }
-  bool backward() const { return training && recipe.bwd; }
-  // Outputs that leave as payloads, or pass through one on the way.
-  bool casts_out() const { return delayed() || recipe.mha || out_of_delta_is_payload(); }
-  bool out_is_payload() const { return delayed() || recipe.mha; }
-  bool out_of_delta_is_payload() const { return delayed() || (per_tensor() && backward() && !recipe.f16_o); }
-  bool keeps_16_bit_out() const { return training && out_is_payload() && !out_of_delta_is_payload(); }
-  bool casts_gradients() const { return backward() && (delayed() || recipe.mha); }
-  // A step is run to find scales.
-  bool calibrates() const { return delayed() || (per_tensor() && backward()); }
-};
-
 struct Fp8Buffers {
-  Buffer q, k, v, dout, out, dq, dk, dv;  // payloads
-  Buffer out_16;                          // O for D, where `out` itself is made from a payload
-  Buffer delta;                           // fp32 [rows_q, heads]
-  Buffer scales;                          // Fp8Scale by slot
-  Buffer amaxes;                          // fp32 by slot
+  std::array<Buffer, kFp8Tensors> payload;  // of this rank's tokens
+  Buffer out_16;                            // O for D, where `out` itself is made from a payload
+  Buffer delta;                             // fp32 [rows_q, heads]
+  Buffer scales;                            // Fp8Scale by slot
+  Buffer amaxes;                            // fp32 by slot
 
-  void List(const AttentionSpec& spec, const Fp8Use& use, MemoryList& list);
+  // `rank` of the `world_size` that share the tokens.
+  void List(const AttentionSpec& spec, int world_size, int rank, MemoryList& list);
 };
 
 class Fp8Schedule : public Schedule {
@@ -64,42 +47,40 @@ class Fp8Schedule : public Schedule {
  private:
   Fp8Scale* scale(Fp8Slot slot) const { return buffers_.scales.get<Fp8Scale>() + static_cast<int>(slot); }
   float* amax(Fp8Slot slot) const { return buffers_.amaxes.get<float>() + static_cast<int>(slot); }
-  TensorRef Payload(const Buffer& buffer, Fp8Slot slot) const {
-    return {buffer.get(), FormatOf(slot), &scale(slot)->inverse};
+  const Buffer& PayloadOf(Fp8Tensor tensor) const {
+    return buffers_.payload[static_cast<std::size_t>(tensor)];
   }
-  const TokenRows& rows(bool of_queries) const { return of_queries ? *query_rows_ : *key_rows_; }
+  TensorRef Payload(const Fp8Row& row) const {
+    return {PayloadOf(row.tensor).get(), row.format, &scale(*row.slot)->inverse};
+  }
+  const TokenRows& rows(const Fp8Row& row) const { return row.of_queries() ? *query_rows_ : *key_rows_; }
   Fp8Ops& fp8() const { return kernels_.ops->fp8(); }
   void Mark(const char* pass);
   void EndMarks() { Check(rt_, rt_->mark(rt_, rt_->stream, nullptr)); }
 
-  // A tensor of this rank that shares a slot with others.
-  struct Part {
-    bool of_queries;
-    std::int64_t columns;
-    TensorRef tensor;
-    const Buffer* payload;
-  };
-  // Makes the slot's scale from the amax of all parts on all ranks.
-  void FindScale(Fp8Slot slot, std::initializer_list<Part> parts);
+  // Of all tensors of the slot; nothing where the recipe has none. FindScale makes the slot's scale from
+  // their amax on all ranks.
+  void FindScale(Fp8Slot slot, const AttentionTensors&);
   void Reduce(Fp8Slot slot);  // from the ranks' amaxes to the scale
-  void Cast(Fp8Slot slot, std::initializer_list<Part> parts);
-  void Dequantize(Fp8Slot slot, std::initializer_list<Part> parts);
+  void Cast(Fp8Slot slot, const AttentionTensors&);
+  void Dequantize(Fp8Slot slot, const AttentionTensors&);
+  // Casts with a scale of now, or of a step before where the recipe has that one.
+  void Quantize(Fp8Slot slot, const AttentionTensors&);
+  bool CastInSteps(Fp8Tensor tensor) const;  // before the schedule
 
-  void QuantizeInputs(const AttentionTensors&, bool find_scales);
-  void QuantizeDout(const AttentionTensors&, bool find_scales);
   AttentionTensors Inner(const AttentionTensors&) const;
-  void MakeDelta(const AttentionTensors&, bool from_payload);
+  void MakeDelta(const AttentionTensors&);
   void Calibrate(const AttentionTensors&);
 
   cppool_runtime* rt_;
   RankKernels& kernels_;
   AttentionSpec spec_;
+  Fp8Table table_;
   Group group_;
   std::unique_ptr<Schedule> inner_;
   std::string prefix_;
   bool one_step_;
   bool attended_ = false;  // the outputs are those of Calibrate
-  Fp8Use use_;
   std::unique_ptr<TokenRows> query_rows_, key_rows_;
   Fp8Buffers buffers_;
   TensorRef out_of_delta_, dout_of_delta_;

@@ -74,7 +74,7 @@ Layout RingSteps::Arriving(int position) const {
 
 HeadRingUse::HeadRingUse(const AttentionSpec& spec, const AttentionFamily& family, const RingSteps& ring,
                          int a2a_rank, int position)
-    : moved(MovedDtypes(spec)),
+    : moved(spec.fp8 ? PayloadDtypes(spec.dtypes, Fp8TableOf(*spec.fp8, spec.training)) : spec.dtypes),
       heads(DealHeads(spec.heads, spec.kv_heads, ring.a2a_size)),
       rows_q(spec.queries.rows / (ring.a2a_size * ring.ring_size)),
       rows_kv(spec.keys.rows / (ring.a2a_size * ring.ring_size)),

@@ -25,8 +25,7 @@ MemoryUse HeadRingMemory(const AttentionFamily& family, const AttentionSpec& spe
   ListHeadRing(spec, use, buffers, block, whole, list);
   ListHeadRingPlans(spec, use, ring, position, list);
   Fp8Buffers fp8;
-  if (spec.fp8)
-    fp8.List(spec, Fp8Use(spec, ring.a2a_size * ring.ring_size, position * ring.a2a_size + a2a_rank), list);
+  if (spec.fp8) fp8.List(spec, ring.a2a_size * ring.ring_size, position * ring.a2a_size + a2a_rank, list);
   return UseOf(list);
 }
 

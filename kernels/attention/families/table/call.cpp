@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/attention/fp8_table.h"
 #include "kernels/error.h"
 
 namespace cppool::kernels::table {
@@ -303,9 +304,9 @@ CallForm FormOf(bool backward, const KernelRequest& request, const CallArea& are
   TensorDtypes dtypes = shape.dtypes;
   const bool in_fp8 = request.fp8 && (!backward || request.fp8->bwd);
   if (in_fp8) {
-    dtypes.q = dtypes.k = dtypes.v = Dtype::kE4M3;
-    dtypes.dout = Dtype::kE5M2;
-    form.p_scale = PScale(*request.fp8);
+    const Fp8Table table = Fp8TableOf(*request.fp8, request.training);
+    dtypes = PayloadDtypes(dtypes, table);
+    form.p_scale = table.Find(Fp8Tensor::kP)->constant;
     for (const CallTensor scale : {kQScale, kKScale, kVScale})
       form.tensors[scale] = {1, {1}, {1}, Dtype::kFp32};
     if (backward) {

@@ -7,6 +7,7 @@
 #include "kernels/attention/families/table/kernel.h"
 #include "kernels/attention/families/table/packed_sequences.h"
 #include "kernels/attention/families/table/scratch.h"
+#include "kernels/attention/fp8_table.h"
 #include "kernels/attention/problem/row_tiles.h"
 
 namespace cppool::kernels::table {
@@ -25,8 +26,8 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
     return name + ": it does not claim max_logit (CPPOOL_ATTENTION_MAX_LOGIT)";
   if (request.fp8 && lacks(CPPOOL_ATTENTION_FP8))
     return name + ": it does not claim fp8 (CPPOOL_ATTENTION_FP8)";
-  if (request.fp8 && !lacks(CPPOOL_ATTENTION_FP8_OUT) && !request.fp8->mha &&
-      request.fp8->scaling_mode != ScalingMode::kDelayed) {
+  if (request.fp8 && !lacks(CPPOOL_ATTENTION_FP8_OUT) &&
+      !Fp8TableOf(*request.fp8, request.training).Has(Fp8Tensor::kOut, kCaller)) {
     return name +
            ": it writes out in e4m3, and the recipe has it in 16 bits: use fp8_mha or scaling_mode "
            "'delayed'";

@@ -18,6 +18,7 @@
 
 #include <cppool/runtime.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,6 +28,7 @@
 #include "kernels/attention/attention_family.h"
 #include "kernels/attention/check_kernels.h"
 #include "kernels/attention/fp8_ops.h"
+#include "kernels/attention/fp8_table.h"
 #include "kernels/attention/spec.h"
 #include "kernels/attention/tensor.h"
 
@@ -55,11 +57,6 @@ struct AttentionTensors {
   float* amax_ds = nullptr;
 };
 
-// A tensor that a product of the kernel reads. The last four exist with casts in blocks alone: a block lies
-// along the axis that a product sums over.
-enum class Operand { kQ, kK, kV, kDout, kVOfDp, kQOfDk, kKOfDq, kDoutOfDv };
-inline constexpr int kOperands = 8;
-
 // An operand as a rank's kernel calls read it.
 struct QuantizedOperand {
   Operand operand = Operand::kQ;
@@ -73,13 +70,6 @@ struct QuantizedOperand {
   int head0 = 0, heads = 0, dim = 0;
 };
 
-// A rank's own tokens as the recipe stores them, by one scale each: rows as in AttentionTensors. No data: not
-// stored so.
-struct StoredPayloads {
-  TensorRef q, k, v, dout, out, dq, dk, dv;
-  TensorRef out_16;  // O for D, where `out` leaves as a payload and D has it in 16 bits
-};
-
 // What the last step in fp8 has used, for checks. Device memory, valid while the schedule lives; NULL: there
 // is none.
 struct Fp8Step {
@@ -88,7 +78,10 @@ struct Fp8Step {
   TensorRef out_of_delta, dout_of_delta;
   const Fp8Scale *qkv = nullptr, *dout = nullptr, *ds = nullptr;
   const Fp8Scale *out = nullptr, *gradients = nullptr;  // of results that leave as payloads
-  StoredPayloads stored;
+  // A rank's own tokens as the recipe stores them, by one scale each: rows as in AttentionTensors. No data:
+  // not stored so.
+  std::array<TensorRef, kFp8Tensors> stored;
+  TensorRef out_16;  // O for D, where `out` leaves as a payload and D has it in 16 bits
 };
 
 class Schedule {

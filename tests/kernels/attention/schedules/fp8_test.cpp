@@ -1,4 +1,5 @@
 // The recipes of fp8 with every schedule and feature, judged as fp8 is; and what the checks must see.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -95,6 +96,49 @@ const std::vector<Fp8Recipe> kFullRecipes = {{ScalingMode::kDelayed, true, true,
                                              {ScalingMode::kMxfp8, true, false, true, true}};
 
 }  // namespace
+
+// As its context_parallel.py does; P is cast in every one.
+TEST_CASE("the table of a recipe has what Transformer Engine casts") {
+  struct Casts {
+    std::string recipe;
+    bool out_leaves, out_of_delta, backward, gradients;
+  };
+  const std::vector<Casts> expected = {{"delayed mha bwd", true, true, true, true},
+                                       {"delayed dpa bwd", true, true, true, true},
+                                       {"delayed mha", true, true, false, false},
+                                       {"delayed dpa", true, true, false, false},
+                                       {"current mha bwd f16_o", true, false, true, true},
+                                       {"current mha bwd", true, true, true, true},
+                                       {"current dpa bwd f16_o", false, false, true, false},
+                                       {"current dpa bwd", false, true, true, false},
+                                       {"current mha f16_o", true, false, false, false},
+                                       {"current dpa f16_o", false, false, false, false},
+                                       {"mxfp8 dpa bwd f16_o", false, false, true, false},
+                                       {"mxfp8 dpa f16_o", false, false, false, false}};
+  for (const Fp8Recipe& recipe : Recipes()) {
+    INFO(TextOf(recipe));
+    const auto casts = std::find_if(expected.begin(), expected.end(),
+                                    [&](const Casts& each) { return each.recipe == TextOf(recipe); });
+    REQUIRE(casts != expected.end());
+    const Fp8Table table = Fp8TableOf(recipe, true);
+    CHECK(table.Has(Fp8Tensor::kOut, kCaller) == casts->out_leaves);
+    CHECK(table.Has(Fp8Tensor::kOut, kDelta) == casts->out_of_delta);
+    for (const Fp8Tensor tensor : {Fp8Tensor::kP, Fp8Tensor::kDs, Fp8Tensor::kDout})
+      CHECK(table.Has(tensor, kBackwardPass) == casts->backward);
+    for (const Fp8Tensor tensor : {Fp8Tensor::kQ, Fp8Tensor::kK, Fp8Tensor::kV, Fp8Tensor::kP})
+      CHECK(table.Has(tensor, kForwardPass));
+    const bool blocks = recipe.scaling_mode == ScalingMode::kMxfp8;
+    for (const Fp8Tensor tensor : {Fp8Tensor::kDq, Fp8Tensor::kDk, Fp8Tensor::kDv})
+      CHECK(table.Has(tensor, kCaller) == casts->gradients);
+    for (const Fp8Row& row : table) {
+      const bool of_backward = row.tensor == Fp8Tensor::kDout || row.tensor == Fp8Tensor::kDs ||
+                               row.tensor == Fp8Tensor::kDq || row.tensor == Fp8Tensor::kDk ||
+                               row.tensor == Fp8Tensor::kDv;
+      CHECK(row.format == (of_backward && !blocks ? Dtype::kE5M2 : Dtype::kE4M3));
+    }
+    for (const Fp8Row& row : Fp8TableOf(recipe, false)) CHECK((row.readers & ~(kForwardPass | kCaller)) == 0);
+  }
+}
 
 TEST_CASE("every recipe of fp8 with every schedule") {
   HostWorld world(4);
