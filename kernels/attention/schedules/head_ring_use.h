@@ -33,9 +33,9 @@ struct RingSteps {
   std::vector<Step> steps;
   bool gathers;  // all_gather: the forward pass attends to the blocks of all steps but the first at once
 
-  // The keys of all those blocks as they lie in a position's slots.
+  // The keys of those blocks that the position attends to, as they lie in its slots.
   Layout Gathered(int position) const;
-  // The keys of its own block and those behind it, as blocks that arrive.
+  // The keys of its own block and those, as blocks that arrive.
   Layout Arriving(int position) const;
 
   int Before(int position, int distance) const { return (position + ring_size - distance) % ring_size; }
