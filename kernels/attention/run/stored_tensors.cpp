@@ -90,11 +90,13 @@ TensorInfo Part(const AttentionSpec& spec, int world_size, const Kind& of, Store
   return info;
 }
 
-StoredPart PayloadPart(MxAxis axis) {
-  return axis == MxAxis::kDim ? StoredPart::kRowPayload : StoredPart::kColumnPayload;
-}
-StoredPart ExponentsPart(MxAxis axis) {
-  return axis == MxAxis::kDim ? StoredPart::kRowExponents : StoredPart::kColumnExponents;
+// What is stored of a tensor: its payload, then its scales.
+std::vector<std::pair<StoredPart, Dtype>> PartsOf(const Fp8Row& row) {
+  if (row.stored()) return {{StoredPart::kPayload, row.format}, {StoredPart::kScaleInverse, Dtype::kFp32}};
+  if (row.cast != Fp8Cast::kWhereRead) return {};
+  if (row.axis == MxAxis::kDim)
+    return {{StoredPart::kRowPayload, row.format}, {StoredPart::kRowExponents, row.format}};
+  return {{StoredPart::kColumnPayload, row.format}, {StoredPart::kColumnExponents, row.format}};
 }
 
 Kind KindOf(Fp8Tensor tensor) {
@@ -124,9 +126,10 @@ class Saver {
     sink_.WriteRow(info, false, 0, ToHost<std::byte>(rt_, inverse, sizeof(float)).data());
   }
 
-  void SaveInBlocks(TensorOps& ops, const TensorSet& local, InputTensor tensor, MxAxis axis) const {
-    const TensorInfo payload = Part(spec_, rt_->world_size, tensor, PayloadPart(axis), Dtype::kE4M3),
-                     exponents = Part(spec_, rt_->world_size, tensor, ExponentsPart(axis), Dtype::kE4M3);
+  void SaveInBlocks(TensorOps& ops, const TensorSet& local, const Fp8Row& row, const TensorInfo& payload,
+                    const TensorInfo& exponents) const {
+    const InputTensor tensor = std::get<InputTensor>(KindOf(row.tensor));
+    const MxAxis axis = *row.axis;
     const Layout& layout = tokens_.of(payload).layout;
     const Sequences& sequences = SequencesOf(spec_, payload);
     const std::vector<std::int64_t> chunks = MxChunks(sequences, rt_->world_size);
@@ -160,40 +163,33 @@ class Saver {
 std::vector<TensorInfo> StoredTensors(const AttentionSpec& spec, int world_size) {
   std::vector<TensorInfo> stored;
   if (!spec.fp8) return stored;
-  const auto add = [&](Fp8Tensor tensor, StoredPart part, Dtype dtype) {
-    stored.push_back(Part(spec, world_size, KindOf(tensor), part, dtype));
-  };
   const Fp8Table table = Fp8TableOf(*spec.fp8, spec.training);
   for (const Fp8Row& row : table) {
-    if (row.cast == Fp8Cast::kWhereRead) {
-      add(row.tensor, PayloadPart(*row.axis), row.format);
-      add(row.tensor, ExponentsPart(*row.axis), row.format);
-    } else if (row.stored()) {
-      add(row.tensor, StoredPart::kPayload, row.format);
-      add(row.tensor, StoredPart::kScaleInverse, Dtype::kFp32);
-    }
+    for (const auto& [part, dtype] : PartsOf(row))
+      stored.push_back(Part(spec, world_size, KindOf(row.tensor), part, dtype));
   }
-  if (KeepsOut16(table, spec.training)) add(Fp8Tensor::kOut, StoredPart::kF16, spec.dtypes.out);
+  if (KeepsOut16(table, spec.training))
+    stored.push_back(Part(spec, world_size, CheckedTensor::kOut, StoredPart::kF16, spec.dtypes.out));
   return stored;
 }
 
 void SaveStored(cppool_runtime* runtime, TensorOps& ops, const AttentionSpec& spec, const TensorSet& local,
                 const Fp8Step& step, TensorSink& sink) {
   const Saver saver(runtime, spec, sink);
-  const auto part = [&](Fp8Tensor tensor, StoredPart part, Dtype dtype) {
-    return Part(spec, runtime->world_size, KindOf(tensor), part, dtype);
-  };
+  const auto stored = StoredTensors(spec, runtime->world_size);
+  auto next = stored.begin();
   for (const Fp8Row& row : Fp8TableOf(*spec.fp8, spec.training)) {
+    if (PartsOf(row).empty()) continue;
+    const TensorInfo &values = *next++, &scales = *next++;
     if (row.cast == Fp8Cast::kWhereRead) {
-      saver.SaveInBlocks(ops, local, std::get<InputTensor>(KindOf(row.tensor)), *row.axis);
-    } else if (row.stored()) {
+      saver.SaveInBlocks(ops, local, row, values, scales);
+    } else {
       const TensorRef& payload = step.stored[static_cast<std::size_t>(row.tensor)];
-      saver.Save(part(row.tensor, StoredPart::kPayload, row.format), payload.data);
-      saver.SaveScale(part(row.tensor, StoredPart::kScaleInverse, Dtype::kFp32), payload.scale);
+      saver.Save(values, payload.data);
+      saver.SaveScale(scales, payload.scale);
     }
   }
-  if (step.out_16.data)
-    saver.Save(part(Fp8Tensor::kOut, StoredPart::kF16, spec.dtypes.out), step.out_16.data);
+  if (next != stored.end()) saver.Save(*next, step.out_16.data);
 }
 
 }  // namespace cppool::kernels

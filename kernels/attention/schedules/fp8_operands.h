@@ -34,8 +34,7 @@ struct Fp8OperandUse {
     return row.of_queries() ? request.shape.heads : request.shape.kv_heads;
   }
   int dim(const Fp8Row& row) const { return row.of_v() ? request.shape.dim_v : request.shape.dim_qk; }
-  // In what form kernels of the pass read it. A backward pass in 16 bits, and what is in blocks, are read as
-  // values.
+  // In what form kernels of the pass read it: kValues for what is in blocks, and for a pass in 16 bits.
   Fp8Form FormOf(const Fp8Row& row, Fp8Reader pass) const;
   bool reads_values(const Fp8Row& row) const;
   bool transposes() const { return forward_v == Fp8Form::kTransposed; }
@@ -45,7 +44,7 @@ struct Fp8OperandUse {
 
 struct Fp8OperandBuffers {
   struct Each {
-    Buffer values;              // bf16 [rows, heads, dim]
+    Buffer values;              // bf16 [rows, heads, dim]; where reads_values
     Buffer payload, exponents;  // with casts in blocks; the payload of v also where it is transposed
   };
   std::array<Each, kOperands> each;

@@ -32,12 +32,12 @@ void Fp8Buffers::List(const AttentionSpec& spec, int world_size, int rank, Memor
     list.Add("payload with one scale", static_cast<std::size_t>(rows * Columns(spec, row)),
              payload[static_cast<std::size_t>(row.tensor)]);
   }
-  const auto heads = static_cast<std::size_t>(queries.rows) * static_cast<std::size_t>(spec.heads);
+  const auto vectors = static_cast<std::size_t>(queries.rows * spec.heads);
   if (KeepsOut16(table, spec.training)) {
     list.Add("16-bit out for the backward pass",
-             heads * static_cast<std::size_t>(spec.dim_v) * SizeOf(spec.dtypes.out), out_16);
+             vectors * static_cast<std::size_t>(spec.dim_v) * SizeOf(spec.dtypes.out), out_16);
   }
-  if (spec.training) list.Add("delta of the recipe's out", heads * sizeof(float), delta);
+  if (spec.training) list.Add("delta of the recipe's out", vectors * sizeof(float), delta);
   list.Add("scales", kFp8Slots * sizeof(Fp8Scale), scales);
   list.Add("amaxes", kFp8Slots * sizeof(float), amaxes);
   list.AddTables("rows of the tokens", RowTilesBytes(queries) + RowTilesBytes(keys));
@@ -66,7 +66,8 @@ Fp8Schedule::Fp8Schedule(cppool_runtime* runtime, RankKernels& kernels, const At
   const auto clear = [&](const Buffer& buffer) {
     if (buffer) Check(rt_, rt_->fill(rt_, buffer.get(), 0, buffer.bytes(), rt_->stream));
   };
-  std::for_each(buffers_.payload.begin(), buffers_.payload.end(), clear);
+  for (const Fp8Row& row : table_)
+    if (row.operand) clear(PayloadOf(row.tensor));
   clear(buffers_.delta);
 }
 
@@ -135,8 +136,8 @@ AttentionTensors Fp8Schedule::Inner(const AttentionTensors& t) const {
 
 void Fp8Schedule::MakeDelta(const AttentionTensors& t) {
   const AttentionTensors inner = Inner(t);
-  out_of_delta_ =
-      table_.Has(Fp8Tensor::kOut, kDelta) ? Payload(*table_.Find(Fp8Tensor::kOut)) : TensorRef(inner.out);
+  const Fp8Row* const out = table_.Find(Fp8Tensor::kOut);
+  out_of_delta_ = out && out->readers & kForDelta ? Payload(*out) : TensorRef(inner.out);
   dout_of_delta_ = inner.dout;
   fp8().Delta(*query_rows_, spec_.heads, spec_.dim_v, out_of_delta_, dout_of_delta_,
               buffers_.delta.get<float>(), rt_->stream);
@@ -156,7 +157,7 @@ void Fp8Schedule::Calibrate(const AttentionTensors& t) {
   inner_->Forward(inner);
   attended_ = one_step_;
   const Fp8Row* const out = table_.Find(Fp8Tensor::kOut);
-  if (out && (out->of_step_before || out->readers & kDelta)) {
+  if (out && (out->of_step_before || out->readers & kForDelta)) {
     FindScale(Fp8Slot::kOut, inner);
     Cast(Fp8Slot::kOut, inner);
   }
@@ -181,7 +182,7 @@ void Fp8Schedule::Forward(const AttentionTensors& t) {
   if (!table_.Find(Fp8Tensor::kOut)) return;
   Mark("forward");
   Quantize(Fp8Slot::kOut, inner);
-  if (table_.Has(Fp8Tensor::kOut, kCaller)) {
+  if (table_.Has(Fp8Tensor::kOut, kForCaller)) {
     if (buffers_.out_16 && spec_.queries.padded()) {
       Check(rt_, rt_->fill(rt_, t.out.data, 0, buffers_.out_16.bytes(), rt_->stream));
     }
@@ -214,7 +215,7 @@ Fp8Step Fp8Schedule::Fp8() const {
   step.dout = used(Fp8Slot::kDout);
   step.ds = used(Fp8Slot::kDs);
   step.gradients = used(Fp8Slot::kGradients);
-  if (table_.Has(Fp8Tensor::kOut, kCaller)) step.out = scale(Fp8Slot::kOut);
+  if (table_.Has(Fp8Tensor::kOut, kForCaller)) step.out = scale(Fp8Slot::kOut);
   for (const Fp8Row& row : table_)
     if (row.stored()) step.stored[static_cast<std::size_t>(row.tensor)] = Payload(row);
   step.out_16 = {buffers_.out_16.get(), spec_.dtypes.out};

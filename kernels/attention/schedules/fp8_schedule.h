@@ -58,13 +58,14 @@ class Fp8Schedule : public Schedule {
   void Mark(const char* pass);
   void EndMarks() { Check(rt_, rt_->mark(rt_, rt_->stream, nullptr)); }
 
-  // Of all tensors of the slot; nothing where the recipe has none. FindScale makes the slot's scale from
-  // their amax on all ranks.
+  // Makes the slot's scale, which has a row, from the ranks' amaxes.
+  void Reduce(Fp8Slot slot);
+  // These treat all tensors of the slot, and do nothing where the recipe has none. FindScale makes the slot's
+  // scale from their amax on all ranks.
   void FindScale(Fp8Slot slot, const AttentionTensors&);
-  void Reduce(Fp8Slot slot);  // from the ranks' amaxes to the scale
   void Cast(Fp8Slot slot, const AttentionTensors&);
   void Dequantize(Fp8Slot slot, const AttentionTensors&);
-  // Casts with a scale of now, or of a step before where the recipe has that one.
+  // Casts; finds the scale first unless the recipe takes that of a step before.
   void Quantize(Fp8Slot slot, const AttentionTensors&);
   bool CastInSteps(Fp8Tensor tensor) const;  // before the schedule
 

@@ -119,8 +119,8 @@ class HeadRingSchedule : public Schedule {
   Event ready_, comm_done_;
   std::vector<Event> slot_read_;  // by slot: its last block is no longer read
   std::vector<Step> steps_;
-  std::unique_ptr<BlockPlan> gathered_;         // of all steps but the first; NULL: no call on them at once
-  std::unique_ptr<BlockPlan> arriving_;         // of all steps, in one launch; NULL: the steps are launches
+  std::unique_ptr<BlockPlan> gathered_;         // of others' blocks; NULL: no call on them at once
+  std::unique_ptr<BlockPlan> arriving_;         // of these and its own; NULL: the steps are launches
   std::unique_ptr<BlockPlan> later_, earlier_;  // of the parts of the own block; NULL: it is not divided
   HeadRingBuffers buffers_;
 };

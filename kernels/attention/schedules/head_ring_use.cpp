@@ -63,7 +63,7 @@ Layout RingSteps::Gathered(int position) const {
   std::vector<Layout> blocks;
   for (std::size_t i = 1; i < steps.size(); ++i) {
     blocks.push_back(keys[static_cast<std::size_t>(Before(position, steps[i].distance))]);
-    // Its slot stays as it is, whatever it holds.
+    // This block does not come: its rows stay, without tokens.
     if (!steps[i].attends[static_cast<std::size_t>(position)]) blocks.back().segments.clear();
   }
   return Concatenate(blocks);

@@ -31,11 +31,11 @@ struct RingSteps {
   // Those in which any position attends, so that all go through the same transfers in the same order; the
   // first is the own block's.
   std::vector<Step> steps;
-  bool gathers;  // all_gather: the forward pass attends to the blocks of all steps but the first at once
+  bool gathers;  // all_gather: the forward pass attends to the blocks of others at once
 
   // The keys of those blocks that the position attends to, as they lie in its slots.
   Layout Gathered(int position) const;
-  // The keys of its own block and those, as blocks that arrive.
+  // The keys of its own block and of those of Gathered, as blocks that arrive.
   Layout Arriving(int position) const;
 
   int Before(int position, int distance) const { return (position + ring_size - distance) % ring_size; }

@@ -302,9 +302,9 @@ CallForm FormOf(bool backward, const KernelRequest& request, const CallArea& are
   form.scale = shape.scale;
 
   TensorDtypes dtypes = shape.dtypes;
-  const bool in_fp8 = request.fp8 && (!backward || request.fp8->bwd);
+  const Fp8Table table = request.fp8 ? Fp8TableOf(*request.fp8, request.training) : Fp8Table();
+  const bool in_fp8 = table.Has(Fp8Tensor::kP, backward ? kBackwardPass : kForwardPass);
   if (in_fp8) {
-    const Fp8Table table = Fp8TableOf(*request.fp8, request.training);
     dtypes = PayloadDtypes(dtypes, table);
     form.p_scale = table.Find(Fp8Tensor::kP)->constant;
     for (const CallTensor scale : {kQScale, kKScale, kVScale})

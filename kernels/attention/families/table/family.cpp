@@ -27,7 +27,7 @@ std::optional<std::string> TableFamily::Refusal(const KernelRequest& request) co
   if (request.fp8 && lacks(CPPOOL_ATTENTION_FP8))
     return name + ": it does not claim fp8 (CPPOOL_ATTENTION_FP8)";
   if (request.fp8 && !lacks(CPPOOL_ATTENTION_FP8_OUT) &&
-      !Fp8TableOf(*request.fp8, request.training).Has(Fp8Tensor::kOut, kCaller)) {
+      !Fp8TableOf(*request.fp8, request.training).Has(Fp8Tensor::kOut, kForCaller)) {
     return name +
            ": it writes out in e4m3, and the recipe has it in 16 bits: use fp8_mha or scaling_mode "
            "'delayed'";

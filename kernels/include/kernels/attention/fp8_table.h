@@ -1,6 +1,7 @@
-// What a recipe has in fp8: a row for each tensor of a step, with its format, its scales, when it is cast and
-// what reads it. A tensor without a row stays in 16 bits. All that casts, moves, stores or lists tensors in
-// fp8 goes through it; the checks do not, so that they see what is wrong in it.
+// What a recipe has in fp8: a row for each tensor of a step, with blocks for each operand made of one, with
+// its format, its scales, when it is cast and what reads it. A tensor without a row stays in 16 bits. All
+// that casts, moves, stores or lists tensors in fp8 goes through it. The checks know formats, scales and axes
+// by themselves; which results are fp8 they have from here, by Fp8Step.
 #pragma once
 
 #include <array>
@@ -39,8 +40,8 @@ enum Fp8Reader : unsigned {
   kForwardPass = 1,
   kBackwardPass = 2,
   kBackwardPass16 = 4,  // a backward pass that is not fp8
-  kDelta = 8,           // rowsum(dO * O)
-  kCaller = 16,         // the result has the payload's values
+  kForDelta = 8,        // rowsum(dO * O)
+  kForCaller = 16,      // the result has the payload's values
 };
 
 struct Fp8Row {
@@ -72,7 +73,7 @@ class Fp8Table {
  public:
   // Nothing is added that has no reader.
   constexpr void Add(const Fp8Row& row) {
-    if (row.readers != 0) rows_[count_++] = row;
+    if (row.readers != 0) rows_.at(count_++) = row;
   }
   constexpr const Fp8Row* begin() const { return rows_.data(); }
   constexpr const Fp8Row* end() const { return rows_.data() + count_; }
@@ -95,13 +96,14 @@ class Fp8Table {
   }
 
  private:
-  std::array<Fp8Row, 10> rows_{};
+  static constexpr std::size_t kMostRows = 10;
+  std::array<Fp8Row, kMostRows> rows_{};
   std::size_t count_ = 0;
 };
 
 // Whether O leaves as a payload while the backward pass has it in 16 bits: both are kept.
 constexpr bool KeepsOut16(const Fp8Table& table, bool training) {
-  return training && table.Has(Fp8Tensor::kOut, kCaller) && !table.Has(Fp8Tensor::kOut, kDelta);
+  return training && table.Has(Fp8Tensor::kOut, kForCaller) && !table.Has(Fp8Tensor::kOut, kForDelta);
 }
 
 constexpr Fp8Reader BackwardPassOf(const Fp8Recipe& recipe) {
@@ -149,11 +151,11 @@ constexpr Fp8Table Fp8TableOf(const Fp8Recipe& recipe, bool training) {
   add(Fp8Tensor::kQ, Dtype::kE4M3, before, all, Fp8Slot::kQkv, Operand::kQ);
   add(Fp8Tensor::kK, Dtype::kE4M3, before, all, Fp8Slot::kQkv, Operand::kK);
   add(Fp8Tensor::kV, Dtype::kE4M3, before, all, Fp8Slot::kQkv, Operand::kV);
-  add(Fp8Tensor::kDout, Dtype::kE5M2, before, backward ? kBackwardPass | kDelta : 0, Fp8Slot::kDout,
+  add(Fp8Tensor::kDout, Dtype::kE5M2, before, backward ? kBackwardPass | kForDelta : 0, Fp8Slot::kDout,
       Operand::kDout);
   add(Fp8Tensor::kDs, Dtype::kE5M2, Fp8Cast::kInKernel, backward, Fp8Slot::kDs);
-  const unsigned leaves = delayed || recipe.mha ? kCaller : 0u;
-  const unsigned of_delta = training && (delayed || (recipe.bwd && !recipe.f16_o)) ? kDelta : 0u;
+  const unsigned leaves = delayed || recipe.mha ? kForCaller : 0u;
+  const unsigned of_delta = training && (delayed || (recipe.bwd && !recipe.f16_o)) ? kForDelta : 0u;
   add(Fp8Tensor::kOut, Dtype::kE4M3, Fp8Cast::kAfterSchedule, leaves | of_delta, Fp8Slot::kOut);
   for (const Fp8Tensor gradient : {Fp8Tensor::kDq, Fp8Tensor::kDk, Fp8Tensor::kDv})
     add(gradient, Dtype::kE5M2, Fp8Cast::kAfterSchedule, backward ? leaves : 0, Fp8Slot::kGradients);

@@ -97,7 +97,7 @@ const std::vector<Fp8Recipe> kFullRecipes = {{ScalingMode::kDelayed, true, true,
 
 }  // namespace
 
-// As its context_parallel.py does; P is cast in every one.
+// In its context_parallel.py. Every forward pass casts P.
 TEST_CASE("the table of a recipe has what Transformer Engine casts") {
   struct Casts {
     std::string recipe;
@@ -121,22 +121,23 @@ TEST_CASE("the table of a recipe has what Transformer Engine casts") {
                                     [&](const Casts& each) { return each.recipe == TextOf(recipe); });
     REQUIRE(casts != expected.end());
     const Fp8Table table = Fp8TableOf(recipe, true);
-    CHECK(table.Has(Fp8Tensor::kOut, kCaller) == casts->out_leaves);
-    CHECK(table.Has(Fp8Tensor::kOut, kDelta) == casts->out_of_delta);
+    CHECK(table.Has(Fp8Tensor::kOut, kForCaller) == casts->out_leaves);
+    CHECK(table.Has(Fp8Tensor::kOut, kForDelta) == casts->out_of_delta);
     for (const Fp8Tensor tensor : {Fp8Tensor::kP, Fp8Tensor::kDs, Fp8Tensor::kDout})
       CHECK(table.Has(tensor, kBackwardPass) == casts->backward);
     for (const Fp8Tensor tensor : {Fp8Tensor::kQ, Fp8Tensor::kK, Fp8Tensor::kV, Fp8Tensor::kP})
       CHECK(table.Has(tensor, kForwardPass));
     const bool blocks = recipe.scaling_mode == ScalingMode::kMxfp8;
     for (const Fp8Tensor tensor : {Fp8Tensor::kDq, Fp8Tensor::kDk, Fp8Tensor::kDv})
-      CHECK(table.Has(tensor, kCaller) == casts->gradients);
+      CHECK(table.Has(tensor, kForCaller) == casts->gradients);
     for (const Fp8Row& row : table) {
       const bool of_backward = row.tensor == Fp8Tensor::kDout || row.tensor == Fp8Tensor::kDs ||
                                row.tensor == Fp8Tensor::kDq || row.tensor == Fp8Tensor::kDk ||
                                row.tensor == Fp8Tensor::kDv;
       CHECK(row.format == (of_backward && !blocks ? Dtype::kE5M2 : Dtype::kE4M3));
     }
-    for (const Fp8Row& row : Fp8TableOf(recipe, false)) CHECK((row.readers & ~(kForwardPass | kCaller)) == 0);
+    for (const Fp8Row& row : Fp8TableOf(recipe, false))
+      CHECK((row.readers & ~(kForwardPass | kForCaller)) == 0);
   }
 }
 
@@ -179,7 +180,12 @@ TEST_CASE("fp8 with every format, mask and feature") {
 
 TEST_CASE("fp8 where ranks do not see all blocks of keys, which then do not move") {
   HostWorld world(4);
-  WithEverySchedule(world, kFullRecipes, [](AttentionSpec& spec) { spec.window_left = spec.seqlen_q / 6; });
+  for (const bool training : {true, false}) {
+    WithEverySchedule(world, kFullRecipes, [&](AttentionSpec& spec) {
+      spec.window_left = spec.seqlen_q / 6;
+      spec.training = training;
+    });
+  }
 }
 
 TEST_CASE("The backward passes with and without CP have the same delta") {
