@@ -10,7 +10,8 @@
 // The products of a step run under the arithmetic of its neighbours: ds is made under dv; while dq is handed
 // over, dk and, with 128 queries, the next step's logits are under way; the next step's exponentials fall
 // under its dout v^T. With 64 queries lse and delta are read under a product; with 128 there are no registers
-// for it, and p is packed in halves.
+// for it, p is packed in halves, and the other half's exponentials, which would take longer than dout v^T,
+// fall under the first half's dv.
 #pragma once
 
 #include "kernels/attention/families/sm90/backward_step.cuh"
@@ -59,15 +60,18 @@ class BackwardConsumer : BackwardStep<T, Config> {
       if constexpr (Config::kBias) this->AddBias(logits, now);
       if (!visible) this->MaskTransposed(logits, now);
       if constexpr (kWide) this->LoadColumns(this->Lse(), lse);
-      this->Probabilities(logits, lse);
+      this->template Probabilities<8>(logits, lse);
       std::uint32_t p[kParts][16], ds[kRows / 4];
       PackPart<0>(logits, p);  // before the wait: under the product
       if constexpr (!kWide) this->LoadColumns(this->Delta(), delta);
       WaitForProducts<0>();
       Settle(dp);
-      if (!visible) this->HideDp(logits, dp);
+      if (!visible) this->template HideDp<8>(logits, dp);
       StartDv(dv, p[0], 0);
-      if constexpr (kWide) this->template LoadColumns<0, 8>(this->Delta(), delta);
+      if constexpr (kWide) {
+        this->template LoadColumns<0, 8>(this->Delta(), delta);
+        this->template OtherProbabilities<8>(logits);
+      }
       this->template MakeDs<0, 8>(logits, dp, delta, ds);
       if constexpr (kWide) {
         PackPart<1>(logits, p);

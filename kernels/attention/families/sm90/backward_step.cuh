@@ -147,11 +147,13 @@ class BackwardStep {
     }
   }
 
-  // Rows of no token may hold NaN, which a probability of 0 does not hide.
+  // Rows of no token may hold NaN, which a probability of 0 does not hide. The first kMade * 8 queries have
+  // probabilities, the others exponents.
+  template <int kMade = kColumns / 8>
   static __device__ __forceinline__ void HideDp(const float (&p)[kColumns / 2], float (&dp)[kColumns / 2]) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i)
-      if (p[i] == 0) dp[i] = 0;
+      if (p[i] == (i < kMade * 4 ? 0 : -INFINITY)) dp[i] = 0;
   }
 
   __device__ __forceinline__ float ScaleLog2() const {
@@ -187,7 +189,9 @@ class BackwardStep {
     return shared_.control->delta[rings_.dout().stage] + FirstQuery(half_block);
   }
 
-  // p = exp(scale logits - lse), in fp8 p_scale times as large
+  // p = exp(scale logits - lse), in fp8 p_scale times as large, of kMade * 8 queries; of the others the
+  // exponent of 2.
+  template <int kMade = kColumns / 8>
   __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], const OfColumns& lse) const {
     const float scale_log2 = ScaleLog2();
 #pragma unroll
@@ -195,10 +199,18 @@ class BackwardStep {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float* const at = &logits[n * 4 + half * 2];
-        at[0] = ptx::Exp2(fmaf(at[0], scale_log2, -lse[n].x));
-        at[1] = ptx::Exp2(fmaf(at[1], scale_log2, -lse[n].y));
+        at[0] = fmaf(at[0], scale_log2, -lse[n].x);
+        if (n < kMade) at[0] = ptx::Exp2(at[0]);
+        at[1] = fmaf(at[1], scale_log2, -lse[n].y);
+        if (n < kMade) at[1] = ptx::Exp2(at[1]);
       }
     }
+  }
+  // p of the other queries.
+  template <int kMade>
+  static __device__ __forceinline__ void OtherProbabilities(float (&exponents)[kColumns / 2]) {
+#pragma unroll
+    for (int i = kMade * 4; i < kColumns / 2; ++i) exponents[i] = ptx::Exp2(exponents[i]);
   }
   __device__ __forceinline__ void Probabilities(float (&logits)[kColumns / 2], int half_block = 0) const {
     OfColumns lse;
