@@ -77,11 +77,14 @@ bool FrameSocket::Append() {
 
 Json FrameSocket::Next(Clock::time_point limit) {
   for (;;) {
-    if (const auto line = lines_.Next()) return ParseFrame(*line);
+    const auto line = lines_.Next();
+    // Behind the last frame of a handshake longer ones may have come at once.
+    if (line ? line->text.size() > kMostUnknown : unknown_ > kMostUnknown)
+      throw std::runtime_error("it sent too much");
+    if (line) return ParseFrame(*line);
     pollfd ready = {socket_.get(), POLLIN, 0};
     if (poll(&ready, 1, base::PollTimeout(limit)) == 0) throw std::runtime_error("it sent nothing in time");
     if (!Append()) throw std::runtime_error("it closed the connection");
-    if (unknown_ > kMostUnknown) throw std::runtime_error("it sent too much");
   }
 }
 

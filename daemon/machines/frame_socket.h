@@ -34,8 +34,8 @@ class FrameSocket {
   FrameSocket(const FrameSocket&) = delete;
   FrameSocket& operator=(const FrameSocket&) = delete;
 
-  // Before Start: the next frame, of at most kMostUnknown bytes with what came before. Throws
-  // std::runtime_error: it has gone, has sent what is no frame, or nothing by `limit`.
+  // Before Start: the next frame, of at most kMostUnknown bytes, with what came before where it is not yet
+  // whole. Throws std::runtime_error: it has gone, has sent what is no frame, or nothing by `limit`.
   protocol::Json Next(Clock::time_point limit);
   // After the handshake: from now on a thread says that this process is there.
   void BeginBeats();

@@ -122,6 +122,24 @@ TEST_CASE("machines: strangers are limited in bytes and time") {
   const std::string much(FrameSocket::kMostUnknown + 1, 'x');
   REQUIRE(write(other.get(), much.data(), much.size()) == static_cast<ssize_t>(much.size()));
   CHECK_THROWS_WITH(head.Next(Clock::now() + std::chrono::seconds(5)), "it sent too much");
+
+  auto [mine, theirs] = Sockets();
+  FrameSocket agent(std::move(mine));
+  const std::string frame = "{\"frame\": \"" + much + "\"}\n";
+  REQUIRE(write(theirs.get(), frame.data(), frame.size()) == static_cast<ssize_t>(frame.size()));
+  CHECK_THROWS_WITH(agent.Next(Clock::now() + std::chrono::seconds(5)), "it sent too much");
+}
+
+TEST_CASE("machines: a long frame may come with the last one of the handshake") {
+  auto [own, other] = Sockets();
+  FrameSocket agent(std::move(own));
+  const std::string frames = "{\"frame\": \"welcome\"}\n{\"frame\": \"run\", \"sentinel\": \"" +
+                             std::string(FrameSocket::kMostUnknown, 'x') + "\"}\n";
+  REQUIRE(write(other.get(), frames.data(), frames.size()) == static_cast<ssize_t>(frames.size()));
+  CHECK(agent.Next(Clock::now() + std::chrono::seconds(5)) == Json{{"frame", "welcome"}});
+  std::promise<Json> second;
+  agent.Start({[&](Json frame) { second.set_value(std::move(frame)); }, [](const std::string&) {}});
+  CHECK(second.get_future().get().at("frame") == "run");
 }
 
 TEST_CASE("machines: bytes that are no frames end the connection, whatever they are") {
