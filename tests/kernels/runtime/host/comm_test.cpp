@@ -1,6 +1,7 @@
 // Tests of communication: the results of every call at every world size, and its errors.
 #include <cmath>
 #include <cstring>
+#include <latch>
 
 #include "kernels/backend.h"
 #include "kernels/numerics/half.h"
@@ -300,6 +301,7 @@ TEST_CASE(
     "host collectives: different calls are an error on all ranks that names the calls and the culprit") {
   World world(4);
   std::atomic<int> blamed{0};
+  std::latch all_know(4);
   const std::string call = GENERATE("count", "operation", "dtype", "reduction");
   std::vector<std::int32_t> data(4 * 32, 1);
   const auto errors = world.CaseErrors([&](cppool_runtime* rt) {
@@ -316,6 +318,7 @@ TEST_CASE(
     }
     const cppool_status status = rt->stream_synchronize(rt, rt->stream);
     if (rt->last_failure(rt)->culprit == (other ? RuntimeError::kOwn : 2)) ++blamed;
+    all_know.arrive_and_wait();  // the first rank to fail aborts the others' calls
     Check(rt, status);
   });
   CHECK(blamed == 4);
